@@ -1,0 +1,43 @@
+# Tidings. `make help` lists what there is; every target sets up what it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run test chaos bench check clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Tidings needs Python 3.11 or newer: install it, or name one with make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "setting up $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## the whole path once, from an S3 call through Spark to Pub/Sub
+	@$(BIN)/tidings demo
+
+run: $(READY) ## the same stack in the foreground, its data in ./data; Ctrl-C stops it
+	@$(BIN)/tidings up --data data
+
+test: $(READY) check ## all checks and tests
+	@$(BIN)/pytest -m "not chaos"
+
+chaos: $(READY) ## the long forms of the fault tests
+	@$(BIN)/pytest -m chaos -s
+
+bench: $(READY) ## measure, print a table, write bench/latest.json
+	@$(BIN)/python -m bench
+
+check: $(READY) ## ruff, mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+clean: ## remove the virtual environment and all caches; ./data stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

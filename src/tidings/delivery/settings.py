@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
+    """The pipeline."""
+
+    max_rows: int = Field(20_000, ge=1, description="changes in one round at most")
+    budget_seconds: float = Field(
+        1.0, gt=0, description="how long a round waits for destinations; a lane that needs longer goes on beside the stream"
+    )
+    poll_seconds: float = Field(0.02, gt=0, description="how often an idle stream looks for new changes")
+    retry_seconds: tuple[float, ...] = Field(
+        (1, 2, 4, 8), min_length=1, description="waits between tries of a failing lane; the last one repeats"
+    )
+    publish_timeout_seconds: float = Field(10.0, gt=0, description="the longest wait for one answer of a destination")
+
+
+class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
+    """Google Pub/Sub. Credentials are Google's application default ones."""
+
+    emulator_host: str | None = Field(None, description="host:port of a server without TLS and credentials")
+
+
+class SparkSettings(BaseModel, frozen=True, extra="forbid"):
+    """Apache Spark."""
+
+    master: str = Field("local[*]", description="local[*], spark://host:port, yarn or k8s://...")
+    driver_memory: str = Field("1g", description="memory of the driver's JVM; with local[*] it does all the work")
+    conf: dict[str, str] = Field({}, description="further Spark settings, by their full names")

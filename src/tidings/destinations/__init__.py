@@ -1,0 +1,50 @@
+"""Where a message goes: one file, one destination, named for what it is.
+
+A destination's file MUST hold
+
+- a docstring that is its card: the lines `ARN`, `Guarantee`, `Order`, `Batch` and `Limits`;
+- `MAX_BATCH`, the most messages that one call of `send` may carry, and `MAX_BYTES`, the most bytes of their bodies;
+- `connect(arn, settings) -> Destination`, which makes a client and does no I/O.
+
+A `Destination` MUST
+
+- answer `send` with exactly one outcome for each message, in the same order, and never raise for what a peer did:
+  an expected failure is an outcome;
+- return from `send` within `timeout` seconds, whatever the peer does;
+- say `sent` only for what the peer has confirmed;
+- say `rejected` only for a message that no retry can help; everything else is `retry`, with the peer's own words;
+- be usable again after a failure, from the event loop that first used it.
+
+Order is not its business: the caller never has two messages of a key in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidings import plugins
+from tidings.errors import CallerError
+from tidings.events.messages import Message, Outcome
+from tidings.settings import Settings
+
+
+class Destination(Protocol):
+    async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]: ...
+
+    async def close(self) -> None: ...
+
+
+def kind_of(arn: str) -> str:
+    """The name of the plugin that serves an ARN: its third part, the service."""
+    parts = arn.split(":")
+    kind = parts[2] if len(parts) >= 6 and parts[0] == "arn" else ""
+    if kind not in plugins.names("destinations"):
+        raise CallerError("InvalidArgument", f"The ARN could not be parsed: {arn[:200]!r}.", ArgumentValue=arn[:200])
+    return kind
+
+
+def connect(arn: str, settings: Settings) -> Destination:
+    """A client for the destination behind an ARN."""
+    destination: Destination = plugins.load("destinations", kind_of(arn)).connect(arn, settings)
+    return destination

@@ -1,0 +1,79 @@
+"""What can go wrong, sorted by who must act.
+
+    TidingsError
+    ├── OperatorError        the operator: a setting, a missing program, a database that is not ours
+    │   ├── ForeignPosition  the position belongs to another timeline: `tidings stream --rebase` is the way on
+    │   └── Superseded       another stream has taken over; this one must stop
+    └── CallerError          the caller of the S3 API: carries the S3 code and the HTTP status
+
+What a destination answers is not an error here: it is an outcome (`tidings.events.messages`) and is returned, not raised.
+"""
+
+from __future__ import annotations
+
+
+class TidingsError(Exception):
+    """The root of everything that Tidings raises on purpose."""
+
+
+class OperatorError(TidingsError):
+    """Something only the operator can mend. The message says what to do next."""
+
+
+class ForeignPosition(OperatorError):
+    """A stored position was made on another database or timeline."""
+
+
+class Superseded(OperatorError):
+    """The stream's epoch has moved on: this process no longer owns it."""
+
+
+class CallerError(TidingsError):
+    """A request that cannot be served as it is: an S3 error with its code, status and further elements."""
+
+    def __init__(self, code: str, message: str, **elements: str) -> None:
+        super().__init__(code, message, elements)
+        self.code = code
+        self.message = message
+        self.elements = elements
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+
+STATUS = {
+    "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
+    "BadDigest": 400,
+    "BucketAlreadyExists": 409,
+    "BucketAlreadyOwnedByYou": 409,
+    "BucketNotEmpty": 409,
+    "EntityTooLarge": 400,
+    "IncompleteBody": 400,
+    "InternalError": 500,
+    "InvalidAccessKeyId": 403,
+    "InvalidArgument": 400,
+    "InvalidBucketName": 400,
+    "InvalidDigest": 400,
+    "InvalidRequest": 400,
+    "InvalidURI": 400,
+    "KeyTooLongError": 400,
+    "MalformedXML": 400,
+    "MethodNotAllowed": 405,
+    "MissingContentLength": 411,
+    "MissingSecurityHeader": 400,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "NotImplemented": 501,
+    "RequestTimeTooSkewed": 403,
+    "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
+    "XAmzContentChecksumMismatch": 400,
+    "XAmzContentSHA256Mismatch": 400,
+}
+"""S3 error code to HTTP status, one row for each code that Tidings answers with."""

