@@ -11,6 +11,8 @@ What a destination answers is not an error here: it is an outcome (`tidings.even
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TidingsError(Exception):
     """The root of everything that Tidings raises on purpose."""
@@ -40,9 +42,17 @@ class CallerError(TidingsError):
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _caller_error, (self.code, self.message, self.elements)
+
     @property
     def status(self) -> int:
         return STATUS[self.code]
+
+
+def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerError:
+    """Makes the error again on the other side of a process boundary."""
+    return CallerError(code, message, **elements)
 
 
 STATUS = {

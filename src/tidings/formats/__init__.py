@@ -1,0 +1,86 @@
+"""What a message says: one file, one format, named for what it is.
+
+A format's file MUST hold `body(region) -> Column`: the message as JSON text, built from the columns of a change and of its
+rule (`rule`, `config_json`). It MUST be deterministic: no clock, no random value, so that a replay gives the same bytes.
+
+JSON is put together from pieces with `concat`, three to four times faster than `to_json`. That is safe because nearly every
+value is text that needs no escaping by its own making (ids, hashes, times, encoded keys); each piece says which kind it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A text column that never holds a quote, a backslash or a control character."""
+
+    column: Column
+
+
+@dataclass(frozen=True)
+class Json:
+    """A column that is JSON already: a number, or text that was escaped where it was made."""
+
+    column: Column
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A member that is left out where its column is null. It must not be the first of its object."""
+
+    value: Plain | Json
+
+
+Value = str | int | Plain | Json | Optional | Mapping[str, "Value"] | list["Value"]
+
+
+def to_json(value: Value) -> Column:
+    """One column with the JSON text of a tree of constants and columns."""
+    pieces: list[str | Column] = []
+    _write(value, pieces)
+    return F.concat(*(F.lit(piece) if isinstance(piece, str) else piece for piece in pieces))
+
+
+def _write(value: Value, pieces: list[str | Column]) -> None:
+    if isinstance(value, Plain):
+        _add(pieces, '"', value.column, '"')
+    elif isinstance(value, Json):
+        _add(pieces, value.column)
+    elif isinstance(value, Mapping):
+        for index, (name, member) in enumerate(value.items()):
+            _write_member(("," if index else "{") + json.dumps(name) + ":", member, pieces)
+        _add(pieces, "}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _add(pieces, "," if index else "[")
+            _write(item, pieces)
+        _add(pieces, "]")
+    else:
+        _add(pieces, json.dumps(value))
+
+
+def _write_member(start: str, member: Value, pieces: list[str | Column]) -> None:
+    if isinstance(member, Optional):
+        own: list[str | Column] = [start]
+        _write(member.value, own)
+        whole = F.concat(*(F.lit(piece) if isinstance(piece, str) else piece for piece in own))
+        _add(pieces, F.coalesce(whole, F.lit("")))
+    else:
+        _add(pieces, start)
+        _write(member, pieces)
+
+
+def _add(pieces: list[str | Column], *more: str | Column) -> None:
+    """Neighbouring constants become one: fewer pieces, less to copy."""
+    for piece in more:
+        if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)

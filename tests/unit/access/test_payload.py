@@ -443,8 +443,17 @@ def test_an_endless_line_and_an_endless_trailer_are_refused_before_they_fill_the
         assert fed <= body_of.MAX_TRAILER
 
 
-def test_more_data_than_was_promised_is_refused_at_once() -> None:
-    payload = decoder_for(context(PayloadKind.UNSIGNED_TRAILER), FIVE)
+@pytest.mark.parametrize(
+    ("kind", "headers", "body"),
+    [
+        (PayloadKind.UNSIGNED_TRAILER, FIVE, b"ffffffff\r\nhello more"),
+        (PayloadKind.UNSIGNED, {"content-length": "5"}, b"hello more"),
+    ],
+)
+def test_more_data_than_was_promised_is_refused_at_once(
+    kind: PayloadKind, headers: dict[str, str], body: bytes
+) -> None:
+    payload = decoder_for(context(kind), headers)
     with pytest.raises(CallerError) as caught:
-        payload.feed(b"ffffffff\r\nhello more")
+        payload.feed(body)
     assert caught.value.code == "IncompleteBody"

@@ -1,0 +1,88 @@
+"""Reading changes as Arrow record batches: any range of positions, in parts, in order, the same rows every time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidings.changestream import windows
+from tidings.errors import ForeignPosition
+from tidings.events.positions import Position
+from tidings.events.schema import STORED
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The changes of one window with `after` < seq <= `upto`; only those that matched one of `rules`, if given."""
+
+    window: int
+    query: str
+
+    @classmethod
+    def of(
+        cls, previous: windows.Window, window: windows.Window, after: int, upto: int, rules: Sequence[int] | None = None
+    ) -> Slice:
+        conditions = [
+            "rules is not null",
+            windows.added_by(previous),
+            f"pg_visible_in_snapshot(xid, '{window.snapshot}')",
+        ]
+        if after >= 0:
+            conditions.append(f"seq > {after}")
+        if upto < window.hi:
+            conditions.append(f"seq <= {upto}")
+        if rules is not None:
+            wanted = ",".join(str(int(rule)) for rule in rules)
+            conditions.append(f"string_to_array(rules, ',') && '{{{wanted}}}'::text[]")
+        return cls(window.id, " and ".join(conditions))
+
+
+def slices(
+    connection: Connection, start: Position, end: Position, rules: Sequence[int] | None = None
+) -> list[Slice]:
+    """What to read for (start, end], one slice for each window."""
+    if end <= start:
+        return []
+    first = start.window if start.window > 0 else 1
+    stored = {w.id: w for w in windows.between(connection, first - 1, end.window)}
+    stored.setdefault(0, windows.BEFORE_ALL)
+    found = []
+    for id_ in range(first, end.window + 1):
+        if id_ not in stored or id_ - 1 not in stored:
+            raise ForeignPosition(f"Window {id_} is gone: the retention has passed position {start}.")
+        window = stored[id_]
+        after = start.seq if id_ == start.window else -1
+        upto = end.seq if id_ == end.window else window.hi
+        if after < window.hi:
+            found.append(Slice.of(stored[id_ - 1], window, after, upto, rules))
+    return found
+
+
+def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[pa.RecordBatch]:
+    """The changes of the slices, in order of position; of `parts` readers this is number `part`.
+
+    The parts are made by key, so that each holds whole keys and nothing has to be shuffled to keep their order.
+    """
+    mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
+    columns = ", ".join(STORED)
+    for piece in wanted:
+        query = f"select {piece.window}::bigint as window, {columns} from changes where {piece.query}{mine} order by seq"
+        with _connection(url, os.getpid()).cursor() as cursor:
+            cursor.execute(query)
+            yield from cursor.fetch_record_batch()
+
+
+@lru_cache(maxsize=4)
+def _connection(url: str, _pid: int) -> Any:
+    """One connection for each process: Spark reuses its Python workers, and connecting costs more than a small read."""
+    import adbc_driver_postgresql.dbapi as adbc  # heavy, and only readers need it
+
+    return adbc.connect(url, autocommit=True)

@@ -1,0 +1,164 @@
+"""Windows: stored snapshots that cut the log of changes into sets which never change again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+
+from tidings.errors import ForeignPosition
+from tidings.events.positions import START, Position
+
+TOKEN = "(select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+"""SQL: this database and timeline. A position made elsewhere means nothing here."""
+
+_COLUMNS = "id, snapshot::text, pg_snapshot_xmax(snapshot)::text, array(select pg_snapshot_xip(snapshot)::text), lo, hi, n"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stored snapshot, with the bounds and the number of the changes that it adds."""
+
+    id: int
+    snapshot: str
+    xmax: str
+    xip: tuple[str, ...]
+    lo: int
+    hi: int
+    n: int
+
+    @property
+    def end(self) -> Position:
+        return Position(self.id, self.hi)
+
+
+BEFORE_ALL = Window(0, "1:1:", "0", (), 0, 0, 0)
+"""The window before the first: nothing is visible in it."""
+
+
+def _window(row: tuple[Any, ...]) -> Window:
+    return Window(row[0], row[1], row[2], tuple(row[3]), *row[4:])
+
+
+def last(connection: Connection) -> Window:
+    """The newest window."""
+    row = connection.execute(f"select {_COLUMNS} from windows order by id desc limit 1").fetchone()
+    return _window(row) if row else BEFORE_ALL
+
+
+def between(connection: Connection, first: int, final: int) -> list[Window]:
+    """The stored windows with ids from `first` to `final`, in order."""
+    rows = connection.execute(
+        f"select {_COLUMNS} from windows where id between %s and %s order by id", [first, final]
+    ).fetchall()
+    return [_window(row) for row in rows]
+
+
+def added_by(previous: Window) -> str:
+    """SQL: a change is not visible in `previous`.
+
+    The values are literals, not parameters of a sub-select: the planner must see them to use the index on xid.
+    They come from the database's own snapshot type, so there is nothing to escape.
+    """
+    xids = ",".join(previous.xip)
+    late = f" or xid = any('{{{xids}}}'::xid8[])" if xids else ""
+    return f"(xid >= '{previous.xmax}'::xid8{late})"
+
+
+def cut(connection: Connection, previous: Window) -> Window | None:
+    """Store a new window after `previous` if there is a change that a rule wants; the commit is its own.
+
+    Nobody may use a snapshot that is not stored: after a crash its transaction ids are handed out again. Run it on
+    an autocommit connection. Two cutters at once: the second gets nothing, and finds the window with `last`.
+    """
+    statement = f"""
+        with added as (
+            select count(*) as n, min(seq) as lo, max(seq) as hi from changes
+            where rules is not null and {added_by(previous)}
+              and pg_visible_in_snapshot(xid, pg_current_snapshot())
+        )
+        insert into windows (id, snapshot, token, lo, hi, n)
+        select %s, pg_current_snapshot(), {TOKEN}, lo, hi, n from added
+        where n > 0 and not pg_is_in_recovery() and pg_snapshot_xmax(pg_current_snapshot()) >= %s::xid8
+        returning {_COLUMNS}
+    """
+    try:
+        row = connection.execute(statement.encode(), [previous.id + 1, previous.xmax]).fetchone()
+    except psycopg.errors.UniqueViolation:
+        return None
+    return _window(row) if row else None
+
+
+def end_of(connection: Connection, start: Position, max_rows: int) -> Position:
+    """The furthest position after `start` that takes in at most `max_rows` changes: whole windows, or a part of one."""
+    end, room = start, max_rows
+    previous, *ahead = _from(connection, start)
+    for window in ahead:
+        after = start.seq if window.id == start.window else -1
+        if after < 0 and window.n <= room:
+            end, room = window.end, room - window.n
+        elif after < window.hi and room:
+            taken, seq = _take(connection, previous, window, after, room)
+            if taken == room:
+                return Position(window.id, seq)
+            end, room = window.end, room - taken
+        previous = window
+        if not room:
+            break
+    return end
+
+
+def _from(connection: Connection, start: Position, count: int = 1000) -> list[Window]:
+    """The window before the one that `start` is in, that one, and up to `count` after it."""
+    first = max(start.window - 1, 0)
+    stored = between(connection, first, start.window + count)
+    if first == 0:
+        return [BEFORE_ALL, *stored]
+    if not stored or stored[0].id != first:
+        raise ForeignPosition(f"The window before position {start} is gone: the retention has passed it.")
+    return stored
+
+
+def _take(connection: Connection, previous: Window, window: Window, after: int, count: int) -> tuple[int, int]:
+    """How many of the next `count` changes after seq `after` the window has, and the seq of the last of them."""
+    row = connection.execute(
+        f"""
+        select count(*), coalesce(max(seq), %s) from (
+            select seq from changes
+            where rules is not null and seq > %s and {added_by(previous)}
+              and pg_visible_in_snapshot(xid, %s::pg_snapshot)
+            order by seq limit %s
+        ) as next
+        """.encode(),
+        [after, after, window.snapshot, count],
+    ).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def latest(connection: Connection) -> Position:
+    """Cut a window if there is anything new, and say how far the log goes."""
+    newest = last(connection)
+    cut_now = cut(connection, newest)
+    newest = cut_now or last(connection)
+    return newest.end if newest is not BEFORE_ALL else START
+
+
+def token(connection: Connection) -> str:
+    row = connection.execute(f"select {TOKEN}").fetchone()
+    assert row is not None
+    value: str = row[0]
+    return value
+
+
+def check_token(connection: Connection, stored: str | None) -> str:
+    """The token of this database; stops where a position was made on another one."""
+    now = token(connection)
+    if stored is not None and stored != now:
+        raise ForeignPosition(
+            f"The stored position belongs to {stored}, but this database is {now} (restored, or failed over). "
+            "Run `tidings stream --rebase` to go on: everything after the restored state is delivered again."
+        )
+    return now

@@ -1,0 +1,32 @@
+"""What a change looks like to Spark: the columns of the change stream, declared once."""
+
+from __future__ import annotations
+
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+_TEXT, _NUMBER, _TIME = StringType(), LongType(), TimestampType()
+
+CHANGE = StructType(
+    [
+        StructField("window", _NUMBER),
+        StructField("seq", _NUMBER),
+        StructField("id", _TEXT),
+        StructField("at", _TIME),
+        StructField("project", _TEXT),
+        StructField("bucket", _TEXT),
+        StructField("key", _TEXT),
+        StructField("encoded", _TEXT),
+        StructField("event", _TEXT),
+        StructField("size", _NUMBER),
+        StructField("etag", _TEXT),
+        StructField("principal", _TEXT),
+        StructField("source_ip", _TEXT),
+        StructField("request_id", _TEXT),
+        StructField("config", _NUMBER),
+        StructField("rules", _TEXT),
+    ]
+)
+"""`window` and `seq` are the position; the other columns are those of the table `changes`, in this order."""
+
+STORED = [field.name for field in CHANGE.fields if field.name != "window"]
+"""The columns that are stored with a change. The window is known from the snapshots."""

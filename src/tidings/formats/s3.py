@@ -1,0 +1,42 @@
+"""The S3 event record, as AWS writes it: `{"Records": [{...}]}` with one record for each message."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from tidings.formats import Json, Optional, Plain, Value, to_json
+
+
+def body(region: str) -> Column:
+    record: dict[str, Value] = {
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "awsRegion": region,
+        "eventTime": Plain(F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")),
+        "eventName": Plain(F.col("event")),
+        "userIdentity": {"principalId": Plain(F.col("principal"))},
+        "requestParameters": {"sourceIPAddress": Plain(F.col("source_ip"))},
+        "responseElements": {"x-amz-request-id": Plain(F.col("request_id"))},
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": Json(F.col("config_json")),
+            "bucket": {
+                "name": Plain(F.col("bucket")),
+                "ownerIdentity": {"principalId": Plain(F.col("project"))},
+                "arn": Plain(F.concat(F.lit("arn:aws:s3:::"), F.col("bucket"))),
+            },
+            "object": {
+                "key": Plain(F.coalesce("encoded", "key")),
+                "size": Optional(Json(F.col("size").cast("string"))),
+                "eTag": Optional(Plain(F.col("etag"))),
+                "sequencer": Plain(sequencer()),
+            },
+        },
+    }
+    return to_json({"Records": [record]})
+
+
+def sequencer() -> Column:
+    """Comparable per key as text: 16 hexadecimal digits, upper case, zero-padded."""
+    return F.lpad(F.hex("seq"), 16, "0")
