@@ -27,7 +27,11 @@ class Settings(BaseSettings):
     """Everything an operator can set. `tidings settings` prints it."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
     )
 
     database: DatabaseSettings = Field(DatabaseSettings())
@@ -44,7 +48,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        **_: Any,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = os.environ.get(FILE_VARIABLE)
         toml = (TomlConfigSettingsSource(settings_cls, Path(file)),) if file else ()
@@ -78,7 +83,9 @@ def _refuse_unknown_variables() -> None:
     for variable in os.environ:
         section = variable.partition("__")[0].upper()
         if "__" in variable and section.startswith(_PREFIX) and section not in known:
-            raise OperatorError(f"{variable} is not a setting: there is no section {section.removeprefix(_PREFIX).lower()}.")
+            raise OperatorError(
+                f"{variable} is not a setting: there is no section {section.removeprefix(_PREFIX).lower()}."
+            )
 
 
 def masked(settings: Settings) -> dict[str, Any]:

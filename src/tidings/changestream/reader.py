@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The changes of one window with `after` < seq <= `upto`; only those that matched one of `rules`, if given."""
+class Slice(NamedTuple):
+    """A part of one window: its number, and the SQL condition that selects the part."""
 
     window: int
-    query: str
+    condition: str
 
     @classmethod
     def of(
         cls, previous: windows.Window, window: windows.Window, after: int, upto: int, rules: Sequence[int] | None = None
     ) -> Slice:
+        """The changes with `after` < seq <= `upto`; only those that matched one of `rules`, if given."""
         conditions = [
             "rules is not null",
             windows.added_by(previous),
@@ -45,9 +44,7 @@ class Slice:
         return cls(window.id, " and ".join(conditions))
 
 
-def slices(
-    connection: Connection, start: Position, end: Position, rules: Sequence[int] | None = None
-) -> list[Slice]:
+def slices(connection: Connection, start: Position, end: Position, rules: Sequence[int] | None = None) -> list[Slice]:
     """What to read for (start, end], one slice for each window."""
     if end <= start:
         return []
@@ -74,7 +71,8 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[p
     mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
     columns = ", ".join(STORED)
     for piece in wanted:
-        query = f"select {piece.window}::bigint as window, {columns} from changes where {piece.query}{mine} order by seq"
+        select = f"select {piece.window}::bigint as window, {columns} from changes"
+        query = f"{select} where {piece.condition}{mine} order by seq"
         with _connection(url, os.getpid()).cursor() as cursor:
             cursor.execute(query)
             yield from cursor.fetch_record_batch()

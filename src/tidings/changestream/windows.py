@@ -11,10 +11,14 @@ from psycopg import Connection
 from tidings.errors import ForeignPosition
 from tidings.events.positions import START, Position
 
-TOKEN = "(select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+TOKEN = (
+    "(select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+)
 """SQL: this database and timeline. A position made elsewhere means nothing here."""
 
-_COLUMNS = "id, snapshot::text, pg_snapshot_xmax(snapshot)::text, array(select pg_snapshot_xip(snapshot)::text), lo, hi, n"
+_COLUMNS = (
+    "id, snapshot::text, pg_snapshot_xmax(snapshot)::text, array(select pg_snapshot_xip(snapshot)::text), lo, hi, n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,11 @@ def cut(connection: Connection, previous: Window) -> Window | None:
     return _window(row) if row else None
 
 
-def end_of(connection: Connection, start: Position, max_rows: int) -> Position:
-    """The furthest position after `start` that takes in at most `max_rows` changes: whole windows, or a part of one."""
+def end_of(connection: Connection, start: Position, max_rows: int) -> tuple[Position, int]:
+    """The furthest position after `start` that takes in at most `max_rows` changes, and how many they are.
+
+    Whole windows as long as they fit, and a part of one where it does not.
+    """
     end, room = start, max_rows
     previous, *ahead = _from(connection, start)
     for window in ahead:
@@ -102,12 +109,12 @@ def end_of(connection: Connection, start: Position, max_rows: int) -> Position:
         elif after < window.hi and room:
             taken, seq = _take(connection, previous, window, after, room)
             if taken == room:
-                return Position(window.id, seq)
+                return Position(window.id, seq), max_rows
             end, room = window.end, room - taken
         previous = window
         if not room:
             break
-    return end
+    return end, max_rows - room
 
 
 def _from(connection: Connection, start: Position, count: int = 1000) -> list[Window]:

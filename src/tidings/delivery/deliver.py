@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
 from tidings import destinations, plugins
 from tidings.delivery import publishers
@@ -24,20 +26,45 @@ RESULT = StructType(
         StructField("sent", LongType()),
         StructField("window", LongType()),
         StructField("seq", LongType()),
-        StructField("slow", BooleanType()),
+        StructField("late", BooleanType()),
+        StructField("seconds", DoubleType()),
         StructField("error", StringType()),
     ]
 )
-"""One row for each lane: how many messages were confirmed, and the first that was not, with the reason."""
+"""One row for each lane: how many messages were confirmed, the first that was not, whether only time ran out, the longest
+wait for an answer, and the destination's words."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How long a delivery may take, and which lanes try one message before the rest."""
+    """Which lanes are served and from where, how long a delivery may take, and who tries one message before the rest."""
 
     budget: float
     timeout: float
+    everyone_from: Position | None = None
+    """Lanes that are not named below are served from here; if it is None they are not served."""
+    starts: Mapping[int, Position] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
     probing: frozenset[int] = frozenset()
+
+    def start_of(self, lane: int) -> Position | None:
+        return None if lane in self.skipped else self.starts.get(lane, self.everyone_from)
+
+    def to_list(self) -> list[Any]:
+        starts = [[lane, *start] for lane, start in self.starts.items()]
+        return [self.budget, self.timeout, self.everyone_from, starts, sorted(self.skipped), sorted(self.probing)]
+
+    @classmethod
+    def from_list(cls, values: list[Any]) -> Terms:
+        budget, timeout, everyone, starts, skipped, probing = values
+        return cls(
+            budget,
+            timeout,
+            Position(*everyone) if everyone else None,
+            {lane: Position(window, seq) for lane, window, seq in starts},
+            frozenset(skipped),
+            frozenset(probing),
+        )
 
 
 @dataclass
@@ -46,14 +73,16 @@ class LaneResult:
 
     sent: int = 0
     undelivered: Position | None = None
-    slow: bool = False
+    late: bool = False
+    seconds: float = 0.0
     error: str | None = None
 
 
 @dataclass
 class Pending:
-    """The messages of one lane in one Arrow batch, in order of position."""
+    """The messages of one lane in one Arrow batch after `start`, in order of position."""
 
+    start: Position
     slots: list[int] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
@@ -66,11 +95,11 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     for batch in batches:
         if deadline is None:  # the budget is for waiting on destinations, not for reading and rendering
             deadline = time.monotonic() + terms.budget
-        lanes = _by_lane(batch)
+        lanes = _by_lane(batch, terms)
         for lane, pending in lanes.items():
             results.setdefault(lane, LaneResult())
             if time.monotonic() >= deadline and results[lane].undelivered is None:
-                results[lane].slow = True
+                results[lane].late = True
                 results[lane].undelivered = pending.positions[0]
         open_lanes = {lane: pending for lane, pending in lanes.items() if results[lane].undelivered is None}
         if open_lanes:
@@ -78,22 +107,24 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     yield _rows(results)
 
 
-def _by_lane(batch: pa.RecordBatch) -> dict[int, Pending]:
-    lanes: dict[int, Pending] = {}
+def _by_lane(batch: pa.RecordBatch, terms: Terms) -> dict[int, Pending]:
+    """The messages of the batch that are owed, lane by lane."""
+    lanes: dict[int, Pending | None] = {}
     columns = (batch.column(name).to_pylist() for name in ("lane", "slot", "window", "seq", "id", "body"))
     for lane, slot, window, seq, id_, body in zip(*columns, strict=True):
-        pending = lanes.get(lane)
-        if pending is None:
-            pending = lanes[lane] = Pending()
+        if lane not in lanes:
+            start = terms.start_of(lane)
+            lanes[lane] = None if start is None else Pending(start)
+        pending = lanes[lane]
+        if pending is None or (window, seq) <= pending.start:
+            continue
         pending.slots.append(slot)
         pending.positions.append(Position(window, seq))
         pending.messages.append(Message(id_, body.encode(), {"id": id_, "sequencer": f"{seq:016X}"}))
-    return lanes
+    return {lane: pending for lane, pending in lanes.items() if pending is not None and pending.messages}
 
 
-async def _send_lanes(
-    lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float
-) -> None:
+async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
     async with asyncio.TaskGroup() as group:
         for lane, pending in lanes.items():
             group.create_task(_send_lane(lane, pending, results[lane], terms, deadline))
@@ -110,14 +141,16 @@ async def _send_lane(lane: int, pending: Pending, result: LaneResult, terms: Ter
         probe = False
         timeout = min(terms.timeout, deadline - time.monotonic())
         if timeout <= 0:
-            result.slow, result.undelivered = True, pending.positions[left[0]]
+            result.late, result.undelivered = True, pending.positions[left[0]]
             return
+        began = time.monotonic()
         outcomes = await _send_wave(destination, arn, wave, pending.messages, timeout)
+        result.seconds = max(result.seconds, time.monotonic() - began)
         failed = [i for i, outcome in zip(wave, outcomes, strict=True) if outcome.verdict is not Verdict.SENT]
         result.sent += len(wave) - len(failed)
         if failed:
             result.undelivered = pending.positions[min(failed[0], later[0]) if later else failed[0]]
-            result.slow = time.monotonic() >= deadline
+            result.late = time.monotonic() >= deadline
             result.error = next(outcome.reason for outcome in outcomes if outcome.verdict is not Verdict.SENT)
             return
         left = later
@@ -170,7 +203,8 @@ def _rows(results: dict[int, LaneResult]) -> pa.RecordBatch:
             "sent": result.sent,
             "window": result.undelivered.window if result.undelivered else None,
             "seq": result.undelivered.seq if result.undelivered else None,
-            "slow": result.slow,
+            "late": result.late,
+            "seconds": result.seconds,
             "error": result.error,
         }
         for lane, result in results.items()
@@ -178,7 +212,4 @@ def _rows(results: dict[int, LaneResult]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 
-_ARROW = pa.schema(
-    [("lane", pa.int64()), ("sent", pa.int64()), ("window", pa.int64()), ("seq", pa.int64())]
-    + [("slow", pa.bool_()), ("error", pa.string())]
-)
+_ARROW = to_arrow_schema(RESULT)

@@ -1,4 +1,7 @@
-"""Lanes: the table, and the two transactions that move them. Each checks the epoch, so a stream that was replaced moves nothing."""
+"""Lanes: the table, and the two transactions that move them.
+
+Each checks the epoch, so that a stream which was replaced moves nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,23 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a round did for one lane. `cursor` is set where something was left undelivered: just before the first of it."""
+    """What a round did for one lane.
+
+    `cursor` is set where something was left undelivered, to just before the first of it; `late` if only time ran out;
+    `seconds` is the longest wait for an answer.
+    """
 
     lane: int
     sent: int
     cursor: Position | None = None
-    slow: bool = False
+    late: bool = False
+    seconds: float = 0.0
     error: str | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Not one answer came in time."""
+        return self.late and self.sent == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +71,20 @@ def standing(connection: Connection) -> Standing:
     return Standing(rows[0][0], lanes)
 
 
-def merge(rows: Iterable[tuple[int, int, int | None, int | None, bool, str | None]]) -> list[Report]:
+def merge(rows: Iterable[tuple[int, int, int | None, int | None, bool, float, str | None]]) -> list[Report]:
     """One report for each lane from the rows of all tasks: the lowest undelivered position decides."""
     merged: dict[int, Report] = {}
-    for lane, sent, window, seq, slow, error in rows:
+    for lane, sent, window, seq, late, seconds, error in rows:
         cursor = Position(window, seq).just_before if window is not None and seq is not None else None
         known = merged.get(lane, Report(lane, 0))
         cursors = [place for place in (known.cursor, cursor) if place is not None]
         merged[lane] = Report(
-            lane, known.sent + sent, min(cursors, default=None), known.slow or slow, known.error or error
+            lane,
+            known.sent + sent,
+            min(cursors, default=None),
+            known.late or late,
+            max(known.seconds, seconds),
+            known.error or error,
         )
     return list(merged.values())
 
@@ -80,14 +98,21 @@ def end_round(
     reports: Iterable[Report],
     first_retry: float,
 ) -> None:
-    """The end of a stream's round: its position, the lanes that failed and the lanes that rejoin move together, or nothing does.
+    """The end of a stream's round: its position, lanes that failed and lanes that rejoin move together, or nothing does.
 
-    A slow lane is only left to catch-up, without alarm; a failed one waits for its first retry.
+    A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry.
     """
     failed = {report.lane: report for report in reports if report.cursor is not None}
     rejoined = [lane.id for lane in ready if lane.id not in failed]
     behind = [
-        {"lane": r.lane, "win": r.cursor.window, "seq": r.cursor.seq, "slow": r.slow, "error": r.error}
+        {
+            "lane": r.lane,
+            "win": r.cursor.window,
+            "seq": r.cursor.seq,
+            "late": r.late,
+            "slow": r.stuck,
+            "error": r.error,
+        }
         for r in failed.values()
         if r.cursor is not None
     ]
@@ -96,10 +121,11 @@ def end_round(
             """
             with s as (update stream set win = %(end_win)s, seq = %(end_seq)s, alive_at = now()
                        where name = 'main' and epoch = %(epoch)s and (win, seq) = (%(win)s, %(seq)s) returning 1),
-                 o as (select * from json_to_recordset(%(behind)s) as t(lane bigint, win bigint, seq bigint, slow bool, error text)),
+                 o as (select * from json_to_recordset(%(behind)s)
+                       as t(lane bigint, win bigint, seq bigint, late bool, slow bool, error text)),
                  f as (update lanes set state = 'behind', win = o.win, seq = o.seq, slow = o.slow, error = o.error,
-                              attempts = case when o.slow then attempts else attempts + 1 end,
-                              next_try = case when o.slow then null else now() + make_interval(secs => %(retry)s) end,
+                              attempts = case when o.late then attempts else attempts + 1 end,
+                              next_try = case when o.late then null else now() + make_interval(secs => %(retry)s) end,
                               since = case when state = 'behind' then since else now() end
                        from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready') returning 1),
                  r as (update lanes set state = 'live', win = null, seq = null, attempts = 0, next_try = null,
@@ -122,39 +148,35 @@ def end_round(
             raise Superseded(f"Another stream has taken over: epoch {epoch} at {start} no longer counts.")
 
 
-def end_catch_up(
-    connection: Connection,
-    epoch: int,
-    lane: Lane,
-    reached: Position,
-    report: Report | None,
-    retry: float,
-    near: bool,
-    slow: bool,
-) -> bool:
-    """The end of a chunk for a lane that is behind: its cursor moves to what was confirmed; near the stream it is ready.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where catch-up leaves a lane. `wait` is set where a try failed: the seconds until the next."""
 
-    Returns whether it moved: a lane that is no longer as it was read is left alone.
-    """
-    failed = report is not None and report.cursor is not None
-    cursor = report.cursor if report is not None and report.cursor is not None else reached
+    cursor: Position
+    ready: bool = False
+    slow: bool = False
+    wait: float | None = None
+    error: str | None = None
+
+
+def end_catch_up(connection: Connection, epoch: int, lane: Lane, step: Step) -> bool:
+    """The end of a chunk for a lane that is behind. Returns whether it moved: one that is not as it was read is left alone."""
     moved = connection.execute(
         """
         update lanes set state = %(state)s, win = %(win)s, seq = %(seq)s, slow = %(slow)s, error = %(error)s,
-               attempts = case when %(failed)s then attempts + 1 else 0 end,
-               next_try = case when %(failed)s then now() + make_interval(secs => %(retry)s) end,
+               attempts = case when %(wait)s::float8 is null then 0 else attempts + 1 end,
+               next_try = now() + make_interval(secs => %(wait)s::float8),
                since = case when %(state)s = state then since else now() end
         where id = %(lane)s and state = 'behind' and (win, seq) = (%(old_win)s, %(old_seq)s)
           and exists (select from stream where name = 'main' and epoch = %(epoch)s)
         """,
         {
-            "state": "ready" if near and not failed and not slow else "behind",
-            "win": max(cursor, lane.cursor).window,
-            "seq": max(cursor, lane.cursor).seq,
-            "slow": slow,
-            "error": report.error if failed and report else None,
-            "failed": failed and retry > 0,
-            "retry": retry,
+            "state": "ready" if step.ready else "behind",
+            "win": step.cursor.window,
+            "seq": step.cursor.seq,
+            "slow": step.slow,
+            "error": step.error,
+            "wait": step.wait,
             "lane": lane.id,
             "old_win": lane.cursor.window,
             "old_seq": lane.cursor.seq,

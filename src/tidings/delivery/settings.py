@@ -6,9 +6,11 @@ from pydantic import BaseModel, Field
 class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
     """The pipeline."""
 
-    max_rows: int = Field(20_000, ge=1, description="changes in one round at most")
+    max_rows: int = Field(5_000, ge=1, description="changes in one round at most")
     budget_seconds: float = Field(
-        1.0, gt=0, description="how long a round waits for destinations; a lane that needs longer goes on beside the stream"
+        1.0,
+        gt=0,
+        description="how long a round waits for destinations; a lane that needs longer goes on beside the stream",
     )
     poll_seconds: float = Field(0.02, gt=0, description="how often an idle stream looks for new changes")
     retry_seconds: tuple[float, ...] = Field(

@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 
 from tidings.errors import OperatorError
+from tidings.local.processes import die_with_parent
 
 USER = "tidings"
 # PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
@@ -73,8 +74,8 @@ class Postgres:
         self.data.mkdir(mode=0o700)
         if self._user:
             self._hand_over()
-        command = [_programs() / "initdb", "--pgdata", self.data, "--username", USER, "--encoding", "UTF8"]
-        command += ["--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
+        command: list[str | Path] = [_programs() / "initdb", "--pgdata", self.data, "--username", USER]
+        command += ["--encoding", "UTF8", "--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
         done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder, check=False)
         if done.returncode:
             raise OperatorError(f"initdb failed in {self.data}: {done.stderr.strip()}")
@@ -102,13 +103,18 @@ class Postgres:
             "max_wal_size": "2GB",
             "log_min_messages": "warning",
         }
-        command = [_programs() / "postgres", "-D", self.data]
+        command: list[str | Path] = [_programs() / "postgres", "-D", self.data]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with self.log.open("ab") as log:
-            # a session of its own: Ctrl-C in the terminal must not stop the server before its clients
             self.process = subprocess.Popen(
-                command, user=self._user, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                command,
+                user=self._user,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # Ctrl-C in the terminal must not stop the server before its clients
+                preexec_fn=die_with_parent(signal.SIGINT),
             )
         self._wait()
         self._create_database()

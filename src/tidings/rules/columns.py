@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 
 def matches() -> Column:
-    """True or false (never null) from the change's `event`, `key`, `encoded` and the rule's `events`, `prefix`, `suffix`.
+    """True or false, never null: from a change's `event`, `key`, `encoded` and a rule's `events`, `prefix`, `suffix`.
 
     `encoded` is null where it equals the key; `prefix` and `suffix` are null or empty where they are not set.
     """

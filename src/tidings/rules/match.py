@@ -1,4 +1,4 @@
-"""Does a rule want a change? In Python; `columns` and `table.MATCHED` say the same, and one truth table holds all three to it."""
+"""Does a rule want a change? In Python: what `columns` says in Spark and `table.MATCHED` in SQL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tidings.events import keys, names
 def matches(events: Collection[str], prefix: str, suffix: str, *, event: str, key: str) -> bool:
     """Whether a rule with these events and this filter wants the change `event` (a bare name) of `key`.
 
-    On AWS a filter is compared with the form-encoded key, in the seed with the literal one. Tenants come with both habits,
-    so either may satisfy it, but one of them has to satisfy it whole: a prefix of the one and a suffix of the other do not.
+    On AWS a filter is compared with the form-encoded key, in seed 000 with the literal one. Tenants come with both
+    habits, so either may satisfy it, but whole: a prefix of the one and a suffix of the other do not.
     """
     wanted = not set(names.wanted_by(event)).isdisjoint(events)
-    return wanted and any(
-        form.startswith(prefix) and form.endswith(suffix) for form in (key, keys.form_encoded(key))
-    )
+    return wanted and any(form.startswith(prefix) and form.endswith(suffix) for form in (key, keys.form_encoded(key)))

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a configuration, told at once: who mends one thing should not have to ask for the next."""
+"""Everything that is wrong with a configuration, told at once: nobody should mend one thing to hear of the next."""
 
 from __future__ import annotations
 
@@ -25,8 +25,3 @@ def refuse(problems: Sequence[CallerError]) -> None:
     if len(problems) > MOST_NAMED:
         named.append(f"and {len(problems) - MOST_NAMED} more.")
     raise CallerError(code, f"{len(problems)} problems: {' '.join(named)}")
-
-
-def shown(value: str) -> str:
-    """A tenant's value as a message quotes it: short, and with nothing in it that a terminal or a log would obey."""
-    return ascii(value) if not value.isprintable() and len(value) <= 200 else repr(value[:200])

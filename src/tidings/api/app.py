@@ -1,0 +1,72 @@
+"""The application that a worker process runs: the S3 front, and two paths for whoever watches over the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psycopg
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidings.access.keys import KeyCache
+from tidings.api.parts import Parts
+from tidings.api.s3 import S3
+from tidings.db.pool import make_pool
+from tidings.settings import Settings
+from tidings.store.blobs import Blobs
+
+_READY_SECONDS = 2.0
+
+
+def create_app(settings: Settings) -> ASGIApp:
+    """An ASGI application. Pool and blobs are opened in its lifespan; the database need not answer yet."""
+    return _App(settings).router
+
+
+class _App:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._parts: Parts | None = None
+        self._s3: S3 | None = None
+        # "-" is no bucket's name, so these two paths are nobody's object. Everything else is S3's: no other route, no
+        # redirect, for a key may be any text.
+        self.router = Router(
+            [Route("/-/healthy", _healthy), Route("/-/ready", self._ready)],
+            redirect_slashes=False,
+            default=self._serve,
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+        pool = make_pool(self._settings.database_url, self._settings.database.pool_size)
+        blobs = Blobs(self._settings.store.blobs)
+        await pool.open(wait=False)
+        try:
+            self._parts = Parts(self._settings, pool, blobs, KeyCache(pool))
+            self._s3 = S3(self._parts)
+            yield
+        finally:
+            await blobs.close()
+            await pool.close()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._s3 is not None
+        await self._s3(scope, receive, send)
+
+    async def _ready(self, _: Request) -> PlainTextResponse:
+        assert self._parts is not None
+        try:
+            async with asyncio.timeout(_READY_SECONDS), self._parts.pool.connection(_READY_SECONDS) as connection:
+                await connection.execute("select 1")
+        except (psycopg.Error, TimeoutError):
+            return PlainTextResponse("the database does not answer\n", 503)
+        return PlainTextResponse("ready\n")
+
+
+async def _healthy(_: Request) -> PlainTextResponse:
+    return PlainTextResponse("healthy\n")

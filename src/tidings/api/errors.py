@@ -1,0 +1,41 @@
+"""What went wrong, as an S3 answer. This is the only place where an error becomes one."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+
+from tidings.api import xml
+from tidings.api.response import Response
+from tidings.errors import CallerError
+
+_log = logging.getLogger(__name__)
+
+
+def response(error: Exception, method: str, resource: str, request_id: str, host_id: str) -> Response:
+    """The answer to a request that failed. What is not the caller's fault is logged here, once, by the request's id."""
+    problem = _as_caller_error(error, method, resource, request_id)
+    if method == "HEAD":
+        return Response(problem.status)
+    elements = [
+        ("Code", problem.code),
+        ("Message", problem.message),
+        *problem.elements.items(),
+        ("Resource", resource),
+        ("RequestId", request_id),
+        ("HostId", host_id),
+    ]
+    body = xml.document("Error", elements, namespace="")
+    return Response(problem.status, {"content-type": "application/xml"}, body)
+
+
+def _as_caller_error(error: Exception, method: str, resource: str, request_id: str) -> CallerError:
+    if isinstance(error, CallerError):
+        return error
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        # Without the traceback: it would say the same for every request while the database is away.
+        _log.warning("request %s, %s %r: the database did not answer: %s", request_id, method, resource, error)
+        return CallerError("SlowDown", "The service is not ready to answer: please try again.")
+    _log.error("request %s, %s %r failed", request_id, method, resource, exc_info=error)
+    return CallerError("InternalError", "We encountered an internal error. Please try again.")

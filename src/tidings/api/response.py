@@ -1,0 +1,50 @@
+"""An answer, and how it goes out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidings.api.body import Receive
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Response:
+    """A whole body, or one that streams; who streams gives the content-length among the headers."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes | AsyncIterator[bytes] = b""
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        body = self.body
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        if isinstance(body, bytes) and "content-length" not in self.headers and self.status not in (204, 304):
+            headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        if isinstance(body, bytes):
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await _stream(body, receive, send)
+
+
+async def _stream(body: AsyncIterator[bytes], receive: Receive, send: Send) -> None:
+    # `send` says nothing about a client that has gone: without the watch a blob would be read to its end for nobody.
+    gone = asyncio.ensure_future(_closed(receive))
+    try:
+        async for chunk in body:
+            if gone.done():
+                return
+            await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    finally:
+        gone.cancel()
+
+
+async def _closed(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

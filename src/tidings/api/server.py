@@ -1,0 +1,84 @@
+"""The HTTP server: granian, with the application in as many worker processes as the settings say."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from functools import partial
+
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces, Loops
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from starlette.types import ASGIApp
+
+from tidings.api.app import create_app
+from tidings.errors import OperatorError
+from tidings.settings import Settings
+
+STOP_SECONDS = 30
+"""How long requests under way may take to finish once the server is told to stop."""
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
+    host, port = settings.api.host, settings.api.port
+    if port == 0:
+        raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
+    _check_free(host, port)
+    settings.database_url  # noqa: B018 - said here, once, rather than by every worker
+    server = Granian(
+        "tidings",
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        workers=settings.api.workers,
+        loop=Loops.uvloop,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+        websockets=False,
+        respawn_failed_workers=True,
+        workers_kill_timeout=STOP_SECONDS,
+        log_level=LogLevels.warning,
+        log_access=False,
+    )
+    # The loader carries the settings into the workers. An import string would send them through the environment, and
+    # would put the current folder in front of the module path.
+    server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+
+
+def _load(settings: Settings) -> ASGIApp:
+    """What runs first in each worker."""
+    _die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return create_app(settings)
+
+
+def _die_with_parent() -> None:
+    """A worker whose parent was killed would go on serving, and share the port with whatever is started next.
+
+    Linux can prevent that. Elsewhere such a worker has to be stopped by hand.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it died before we asked
+        sys.exit(1)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Workers share their port (SO_REUSEPORT), so a second server on it would start, and get half of the requests."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise OperatorError(f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__PORT.") from None

@@ -1,0 +1,45 @@
+"""The connections that one API process shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+Pool = AsyncConnectionPool[AsyncConnection[Any]]
+
+_KEPT = 2
+_WAIT_SECONDS = 5.0
+"""For a free connection. A caller who would wait longer is better served by a 503, after which clients try again."""
+_STATEMENT_SECONDS = 30
+"""No statement of the API takes long, unless it waits for a lock that somebody else does not give back."""
+
+
+def make_pool(url: str, size: int) -> Pool:
+    """A pool that is still closed: its owner opens it. The database need not answer yet."""
+    return AsyncConnectionPool(
+        url,
+        min_size=min(_KEPT, size),
+        max_size=size,
+        open=False,
+        name="tidings",
+        timeout=_WAIT_SECONDS,
+        reconnect_timeout=_WAIT_SECONDS,
+        max_lifetime=1800,
+        max_idle=300,
+        configure=_configure,
+        kwargs={
+            "autocommit": True,  # each operation of the store is one statement
+            "prepare_threshold": 0,  # and the statements are few: prepared when first used
+            "connect_timeout": 5,
+            "keepalives_idle": 30,
+            "tcp_user_timeout": 20_000,
+            "application_name": "tidings-api",
+        },
+    )
+
+
+async def _configure(connection: AsyncConnection[Any]) -> None:
+    # Not among the connection's options: the URL may have options of its own, and one would hide the other.
+    await connection.execute(f"set statement_timeout = '{_STATEMENT_SECONDS}s'")

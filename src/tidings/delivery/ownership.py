@@ -1,0 +1,105 @@
+"""Who may move the stream: an advisory lock decides who starts, an epoch decides whose writes count.
+
+The lock belongs to a database session, so it is free as soon as its holder dies. A holder that is stopped without dying keeps
+its session; it shows no sign of life then, and whoever waits ends that session. When it wakes up its epoch no longer counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import Connection
+
+from tidings.changestream import windows
+from tidings.events.positions import Position
+
+log = logging.getLogger(__name__)
+
+_LOCK = 0x73747265616D  # "stream" in ASCII
+SIGN_OF_LIFE_SECONDS = 2.0
+TAKEOVER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the one who owns the stream knows when it starts."""
+
+    epoch: int
+    position: Position
+
+
+def acquire(connection: Connection, stop: threading.Event, rebase: bool = False) -> Owner | None:
+    """Wait until the stream is ours; None if we were told to stop before. The lock lives as long as the connection."""
+    waiting = False
+    while not stop.is_set():
+        if _try_lock(connection):
+            return _next_epoch(connection, rebase)
+        if not waiting:
+            log.info("another stream is active; waiting for it to end")
+            waiting = True
+        _end_a_holder_without_sign_of_life(connection)
+        stop.wait(0.5)
+    return None
+
+
+def _try_lock(connection: Connection) -> bool:
+    row = connection.execute("select pg_try_advisory_lock(%s)", [_LOCK]).fetchone()
+    return bool(row and row[0])
+
+
+def _next_epoch(connection: Connection, rebase: bool) -> Owner:
+    with connection.transaction():
+        row = connection.execute("select token, win, seq from stream where name = 'main' for update").fetchone()
+        assert row is not None
+        token = windows.token(connection) if rebase else windows.check_token(connection, row[0])
+        epoch = connection.execute(
+            "update stream set epoch = epoch + 1, token = %s, alive_at = now() where name = 'main' returning epoch",
+            [token],
+        ).fetchone()
+        assert epoch is not None
+        return Owner(epoch[0], Position(row[1], row[2]))
+
+
+def _end_a_holder_without_sign_of_life(connection: Connection) -> None:
+    ended = connection.execute(
+        """
+        select l.pid, pg_terminate_backend(l.pid) from pg_locks l, stream s
+        where l.locktype = 'advisory' and l.granted and l.objid = (%(lock)s & 4294967295)::oid
+          and l.classid = (%(lock)s >> 32)::oid and l.database = (select oid from pg_database where datname = current_database())
+          and s.name = 'main' and s.alive_at < now() - make_interval(secs => %(takeover)s)
+        """,
+        {"lock": _LOCK, "takeover": TAKEOVER_SECONDS},
+    ).fetchall()
+    for pid, _ in ended:
+        log.warning(
+            "the active stream (database session %s) showed no sign of life for %s s: taken over", pid, TAKEOVER_SECONDS
+        )
+
+
+def show_sign_of_life(connection: Connection, epoch: int) -> bool:
+    """False if the stream is no longer ours."""
+    with connection.transaction():
+        connection.execute("set local synchronous_commit = off")  # nothing is lost with it
+        return (
+            connection.execute(
+                "update stream set alive_at = now() where name = 'main' and epoch = %s", [epoch]
+            ).rowcount
+            == 1
+        )
+
+
+def connect(url: str, name: str) -> Connection:
+    """A connection of the stream's own. Everything it waits for is bounded, so a dead database shows itself."""
+    return psycopg.connect(
+        url,
+        autocommit=True,
+        application_name=f"tidings {name}",
+        connect_timeout=5,
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        tcp_user_timeout=15000,
+    )

@@ -1,0 +1,70 @@
+"""The Spark session of the stream."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from pyspark.sql import SparkSession
+
+from tidings.errors import OperatorError
+from tidings.settings import FILE_VARIABLE, Settings
+
+_JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt install openjdk-17-jre-headless`)"
+
+
+def check_java() -> None:
+    """One clear sentence where Java is missing or too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if not java or not os.access(java, os.X_OK):
+        raise OperatorError(f"{_JAVA}{f'; JAVA_HOME names {home}, which has no bin/java' if home else ''}.")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = said.split('"')[1] if said.count('"') >= 2 else ""
+    major = version.split(".")[0].split("-")[0]
+    if not major.isdigit() or int(major) < 17:
+        raise OperatorError(f"{_JAVA}; {java} is {version or 'of an unknown version'}.")
+
+
+def start(settings: Settings) -> SparkSession:
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(_master(settings.spark.master)).appName("tidings")
+    conf = {
+        "spark.driver.memory": settings.spark.driver_memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.speculation": "false",  # a second attempt beside the first would send out of order
+        "spark.sql.adaptive.enabled": "false",  # one stage: there is nothing to adapt, and it costs time in every round
+        "spark.sql.ansi.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.scheduler.mode": "FAIR",  # catch-up must not keep the stream waiting
+        "spark.python.unix.domain.socket.enabled": "true",  # a third off the time of a small round
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|database__url",
+        "spark.executor.processTreeMetrics.enabled": "false",
+        **_executor_environment(settings),
+        **settings.spark.conf,
+    }
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _master(master: str) -> str:
+    """Lanes that wait for a destination hold a thread without using a core: local[*] gets two threads more than cores."""
+    return f"local[{(os.cpu_count() or 1) + 2}]" if master == "local[*]" else master
+
+
+def _executor_environment(settings: Settings) -> dict[str, str]:
+    """Workers read the settings from their environment. Locally they inherit ours; elsewhere Spark carries it over."""
+    if settings.spark.master.startswith("local"):
+        return {}
+    ours = {name: value for name, value in os.environ.items() if name.startswith("TIDINGS_") and name != FILE_VARIABLE}
+    return {f"spark.executorEnv.{name}": value for name, value in ours.items()}

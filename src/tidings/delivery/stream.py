@@ -1,0 +1,170 @@
+"""The stream: cuts windows, runs rounds, and catches lanes up beside them. One is active; others wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+from psycopg import Connection
+from pyspark.sql import SparkSession
+
+from tidings.changestream import reader, windows
+from tidings.changestream.retention import keep_up
+from tidings.delivery import catchup, lanes, ownership
+from tidings.delivery.deliver import Terms
+from tidings.delivery.ownership import Owner
+from tidings.delivery.pipeline import Pipeline, Round
+from tidings.errors import ForeignPosition, Superseded
+from tidings.events.positions import Position
+from tidings.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_CATCH_UP_POLL_SECONDS = 0.2
+_UPKEEP_SECONDS = 60.0
+
+
+class Stream:
+    """Runs until told to stop. If the database goes away it waits and starts again from the stored position."""
+
+    def __init__(self, spark: SparkSession, settings: Settings, rebase: bool = False) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._rebase = rebase
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self, started: Callable[[Owner], None] = lambda _: None) -> None:
+        """`started` is called each time the stream becomes ours."""
+        while not self._stop.is_set():
+            try:
+                with ownership.connect(self._settings.database_url, "stream") as connection:
+                    owner = ownership.acquire(connection, self._stop, self._rebase)
+                    if owner is not None:
+                        self._rebase = False
+                        started(owner)
+                        self._own(connection, owner)
+            except Superseded as error:
+                log.warning("%s", error)
+            except ForeignPosition:
+                raise
+            except Exception as error:
+                # the database, a worker or Spark itself: the position stands, so begin again there
+                log.error("the stream stops and starts again: %s", _first_line(error))
+                self._stop.wait(1.0)
+
+    def _own(self, connection: Connection, owner: Owner) -> None:
+        """Rounds in this thread, everything else beside it; the first that fails ends them all."""
+        log.info("the stream is ours: epoch %s at position %s", owner.epoch, owner.position)
+        over = threading.Event()
+        helpers = [
+            threading.Thread(target=self._beside, args=(over, owner, job, every), name=job.__name__, daemon=True)
+            for job, every in (
+                (self._catch_up_quick, _CATCH_UP_POLL_SECONDS),
+                (self._catch_up_slow, _CATCH_UP_POLL_SECONDS),
+                (self._upkeep, _UPKEEP_SECONDS),
+            )
+        ]
+        try:
+            for helper in helpers:
+                helper.start()
+            self._rounds(connection, owner, over)
+        finally:
+            over.set()
+            for helper in helpers:
+                helper.join()
+
+    def _rounds(self, connection: Connection, owner: Owner, over: threading.Event) -> None:
+        pipeline = Pipeline(self._spark, self._settings)
+        position, newest = owner.position, windows.last(connection)
+        alive = 0.0
+        while not self._stop.is_set() and not over.is_set():
+            newest = windows.cut(connection, newest) or newest
+            moved = self._round(connection, pipeline, owner.epoch, position, newest)
+            if moved is not None:
+                position, alive = moved, time.monotonic()
+                continue
+            if time.monotonic() - alive > ownership.SIGN_OF_LIFE_SECONDS:
+                if not ownership.show_sign_of_life(connection, owner.epoch):
+                    raise Superseded(f"Another stream has taken over from epoch {owner.epoch}.")
+                alive = time.monotonic()
+                newest = windows.last(connection)  # somebody else may cut windows too
+            self._stop.wait(self._settings.delivery.poll_seconds)
+
+    def _round(
+        self, connection: Connection, pipeline: Pipeline, epoch: int, start: Position, newest: windows.Window
+    ) -> Position | None:
+        """Deliver (start, end] to every live lane and to those that are ready; None if there was nothing to do.
+
+        The end is fixed before the lanes are read: a lane that is made in between has no change before it.
+        """
+        most = self._settings.delivery.max_rows
+        end, rows = windows.end_of(connection, start, most) if newest.end > start else (start, 0)
+        standing = lanes.standing(connection)
+        ready = standing.in_state("ready")
+        if end == start and not ready:
+            return None
+        pipeline.use_rules(standing.rules_version, connection)
+        pieces = reader.slices(connection, start, end)
+        if ready:
+            wanted = catchup.rules_of(connection, ready)
+            pieces = reader.slices(connection, min(lane.cursor for lane in ready), start, wanted) + pieces
+        terms = Terms(
+            budget=self._settings.delivery.budget_seconds,
+            timeout=self._settings.delivery.budget_seconds,
+            everyone_from=start,
+            starts={lane.id: lane.cursor for lane in ready},
+            skipped=frozenset(lane.id for lane in standing.in_state("behind")),
+        )
+        reports = pipeline.run(Round(tuple(pieces), terms), rows)
+        first_retry = self._settings.delivery.retry_seconds[0]
+        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry)
+        for report in reports:
+            if report.cursor is not None:
+                level = logging.INFO if report.late else logging.WARNING
+                log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, report.error or "slow")
+        return end
+
+    def _beside(
+        self, over: threading.Event, owner: Owner, job: Callable[[Connection, Pipeline, Owner], bool], every: float
+    ) -> None:
+        """Run a job again and again, on a connection and a plan of its own, until the stream is no longer ours."""
+        pipeline = Pipeline(self._spark, self._settings)
+        try:
+            with ownership.connect(self._settings.database_url, job.__name__) as connection:
+                while not self._stop.is_set() and not over.is_set():
+                    if not job(connection, pipeline, owner):
+                        over.wait(every)
+        except Exception as error:
+            log.error("%s: %s", job.__name__, _first_line(error))
+            over.set()
+
+    def _catch_up_quick(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
+        return self._catch_up(connection, pipeline, owner, slow=False)
+
+    def _catch_up_slow(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
+        return self._catch_up(connection, pipeline, owner, slow=True)
+
+    def _catch_up(self, connection: Connection, pipeline: Pipeline, owner: Owner, slow: bool) -> bool:
+        standing = lanes.standing(connection)
+        group = catchup.due(standing, slow)
+        if not group:
+            return False
+        pipeline.use_rules(standing.rules_version, connection)
+        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, group, slow)
+        return True
+
+    def _upkeep(self, connection: Connection, _pipeline: Pipeline, _owner: Owner) -> bool:
+        keep_up(connection, self._settings.changestream)
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        return f"database: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,238 @@
+"""The whole of Tidings on one machine: starts every part, starts again one that dies, stops them in order."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tidings.access.keys import create_key
+from tidings.access.projects import create_project, find_project
+from tidings.db.migrate import migrate
+from tidings.errors import OperatorError
+from tidings.local.postgres import Postgres
+from tidings.local.processes import die_with_parent, free_port
+
+log = logging.getLogger(__name__)
+
+PROJECT = "default"
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 5.0
+
+
+@dataclass
+class Part:
+    """One child process: how to start it, and how to tell that it is ready."""
+
+    role: str
+    command: list[str]
+    ready: Callable[[], bool]
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    started_at: float = 0.0
+
+    def start(self) -> None:
+        self.started_at = time.monotonic()
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **self.environment},
+                start_new_session=True,  # Ctrl-C reaches us alone: we stop the parts in order
+                preexec_fn=die_with_parent(),
+            )
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"{lines[-1] if lines else 'it said nothing'} (see {self.log})"
+
+
+class Stack:
+    """`data` holds everything that must survive; `port` is the S3 API's, 0 for any."""
+
+    def __init__(self, data: Path, port: int = 0, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        self.data = data.resolve()
+        self._ports = {"s3": port or free_port(), "database": free_port(), "pubsub": free_port()}
+        self._progress = on_progress
+        self._postgres = Postgres(self.data / "postgres", self._ports["database"])
+        self._parts: list[Part] = []
+        self.credentials: dict[str, str] = {}
+
+    def start(self) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        (self.data / "logs").mkdir(exist_ok=True)
+        self._progress("PostgreSQL")
+        self._postgres.start()
+        for name in migrate(self._postgres.url):
+            log.info("migrated: %s", name)
+        self.credentials = self._default_key()
+        self._parts = [self._pubsub(), self._api(), self._stream()]
+        for part in self._parts:
+            part.start()
+        for part in self._parts:
+            self._progress({"pubsub": "Pub/Sub", "api": "the S3 API", "stream": "Spark"}[part.role])
+            self._wait(part)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings of every part, as environment variables."""
+        return {
+            "TIDINGS_DATABASE__URL": self._postgres.url,
+            "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
+            "TIDINGS_API__PORT": str(self._ports["s3"]),
+            "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
+        }
+
+    @property
+    def s3(self) -> str:
+        return f"http://127.0.0.1:{self._ports['s3']}"
+
+    @property
+    def pubsub(self) -> str:
+        return f"127.0.0.1:{self._ports['pubsub']}"
+
+    def _pubsub(self) -> Part:
+        command = [sys.executable, "-m", "tidings.local.pubsub", "--port", str(self._ports["pubsub"])]
+        return Part("pubsub", command, lambda: _listens(self._ports["pubsub"]), self.data / "logs" / "pubsub.log")
+
+    def _api(self) -> Part:
+        command = [sys.executable, "-m", "tidings", "serve"]
+        return Part("api", command, lambda: _answers(f"{self.s3}/-/ready"), self._log("api"), self.environment)
+
+    def _stream(self) -> Part:
+        ready = self.data / "stream.ready"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tidings", "stream", "--ready-file", str(ready)]
+        return Part("stream", command, ready.exists, self._log("stream"), self.environment)
+
+    def _log(self, role: str) -> Path:
+        return self.data / "logs" / f"{role}.log"
+
+    def _default_key(self) -> dict[str, str]:
+        """The key that is made with the data folder, kept there for the next start."""
+        file = self.data / "credentials.json"
+        if file.exists():
+            kept: dict[str, str] = json.loads(file.read_text())
+            return kept
+        with psycopg.connect(self._postgres.url) as connection:
+            project = find_project(connection, PROJECT) or create_project(connection, PROJECT)
+            access_key_id, secret = create_key(connection, project)
+        made = {"project": project, "access_key_id": access_key_id, "secret_access_key": secret}
+        partial = file.with_suffix(".new")
+        partial.touch(mode=0o600)
+        partial.write_text(json.dumps(made))
+        partial.rename(file)
+        return made
+
+    def _wait(self, part: Part) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not part.ready():
+            if part.process is None or part.process.poll() is not None:
+                raise OperatorError(f"{part.role} did not start: {part.last_words()}")
+            if time.monotonic() > deadline:
+                raise OperatorError(f"{part.role} was not ready within {_START_SECONDS:g} s: {part.last_words()}")
+            time.sleep(_LOOK_SECONDS)
+
+    def supervise(self, stopped: Callable[[], bool], ready_file: Path | None = None) -> None:
+        """Until told to stop: start again what dies, and keep the ready file true."""
+        self.write_ready_file(ready_file)
+        while not stopped():
+            if self._revive():
+                self.write_ready_file(ready_file)
+            time.sleep(_LOOK_SECONDS)
+
+    def _revive(self) -> bool:
+        changed = False
+        if self._postgres.process is not None and self._postgres.process.poll() is not None:
+            log.warning("postgres died (%s): starting it again", self._postgres.process.returncode)
+            self._postgres.start()
+            changed = True
+        for part in self._parts:
+            if part.process is not None and part.process.poll() is not None:
+                changed = self._revive_part(part) or changed
+        return changed
+
+    def _revive_part(self, part: Part) -> bool:
+        """Start a part again, later and later if it keeps dying soon after its start."""
+        assert part.process is not None
+        lived = time.monotonic() - part.started_at
+        part.failures = 0 if lived > 2 * _MAX_BACKOFF_SECONDS else part.failures
+        if lived < min(0.2 * 2**part.failures, _MAX_BACKOFF_SECONDS):
+            return False
+        log.warning("%s died (%s): starting it again", part.role, part.process.returncode)
+        part.failures += 1
+        part.start()
+        return True
+
+    def ready(self) -> dict[str, Any]:
+        """What scripts need to use this stack."""
+        pids = {part.role: part.process.pid for part in self._parts if part.process is not None}
+        return {
+            "s3": self.s3,
+            "pubsub": self.pubsub,
+            "database": self._postgres.url,
+            **self.credentials,
+            "region": os.environ.get("TIDINGS_API__REGION", "us-east-1"),
+            "pids": {"up": os.getpid(), "postgres": self._postgres.pid, **pids},
+        }
+
+    def write_ready_file(self, file: Path | None) -> None:
+        if file is None:
+            return
+        partial = file.with_name(file.name + ".new")
+        partial.touch(mode=0o600)  # it holds a secret
+        partial.write_text(json.dumps(self.ready(), indent=2) + "\n")
+        partial.rename(file)
+
+    def stop(self) -> None:
+        """In the order of the path: nobody writes, then nothing is read, then the database ends."""
+        for role in ("api", "stream", "pubsub"):
+            for part in self._parts:
+                if part.role == role:
+                    part.stop()
+        self._postgres.stop()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

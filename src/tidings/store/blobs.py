@@ -1,0 +1,133 @@
+"""The bodies of larger objects, in a folder or in another object store, under random names.
+
+A blob is durable before its row is committed, and its row is gone before it is removed. So a row never lacks its blob;
+a crash in between leaves a blob without a row, which costs space and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import obstore
+
+from tidings.errors import OperatorError
+
+INLINE = 4096
+"""Up to this many bytes a body lives in its row."""
+PART = 5 * 1024 * 1024
+"""What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
+_CHUNK = 256 * 1024
+_CLOSE_SECONDS = 5.0
+_FOLDERS = [f"{number:02x}" for number in range(256)]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a body went: into `body`, to be written with the row, or into the blob of this name."""
+
+    body: bytes | None = None
+    blob: str | None = None
+
+
+class Blobs:
+    """One place for blobs, by its URL."""
+
+    def __init__(self, url: str) -> None:
+        if not url:
+            raise OperatorError("No place for blobs: set TIDINGS_STORE__BLOBS, for example to file:///var/lib/tidings.")
+        parts = urlsplit(url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        try:
+            if self._folder is not None:
+                _prepare(self._folder)
+            self._store: Any = obstore.store.from_url(url)
+        except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+            raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {error}") from error
+        self._removals: set[asyncio.Task[None]] = set()
+
+    async def keep(self, pieces: AsyncIterator[bytes]) -> Kept:
+        """Take a body in. If `pieces` raises, so does this, and nothing is kept."""
+        start = bytearray()
+        async for piece in pieces:
+            start += piece
+            if len(start) > PART:
+                break
+        else:
+            data = bytes(start)
+            return Kept(body=data) if len(data) <= INLINE else await self._write(data)
+        return await self._write(_chain(bytes(start), pieces))
+
+    async def _write(self, data: bytes | AsyncIterator[bytes]) -> Kept:
+        random = secrets.token_hex(16)
+        name = f"{random[:2]}/{random}"  # a single folder with millions of files is slow to list
+        # With an iterator this is a multipart upload, which is aborted if the iterator raises.
+        await obstore.put_async(self._store, name, data, chunk_size=PART, max_concurrency=2)
+        if self._folder is not None:
+            try:
+                await asyncio.to_thread(_sync, self._folder / name)
+            except OSError:
+                self.discard(name)
+                raise
+        return Kept(blob=name)
+
+    async def read(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes from `start` up to, not including, `end`. A missing blob raises FileNotFoundError here and now."""
+        found = await obstore.get_async(self._store, name, options={"range": (start, end)})
+        chunks: AsyncIterator[bytes] = aiter(found.stream(min_chunk_size=_CHUNK))
+        return chunks
+
+    def discard(self, name: str | None) -> None:
+        """Remove a blob that no row refers to (any more), beside the request: its client has no reason to wait."""
+        if name is not None:
+            removal = asyncio.ensure_future(self._remove(name))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+    async def close(self) -> None:
+        """Wait for the removals under way."""
+        if self._removals:
+            await asyncio.wait(self._removals, timeout=_CLOSE_SECONDS)
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await obstore.delete_async(self._store, name)
+        except FileNotFoundError:
+            pass
+        except Exception:
+            _log.warning("blob %s could not be removed; nothing refers to it", name, exc_info=True)
+
+
+async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield start
+    async for piece in rest:
+        yield piece
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folders beforehand, so that a write has only its own file and folder to make durable."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [folder / name for name in _FOLDERS if not (folder / name).is_dir()]
+    for path in missing:
+        path.mkdir(exist_ok=True)
+    if missing:
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    # obstore writes a local file beside its place and renames it, without fsync: after a power cut it could be empty.
+    for each in (path, path.parent):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

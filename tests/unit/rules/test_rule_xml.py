@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import botocore.session
+import pytest
+from botocore.parsers import create_parser
+from botocore.serialize import create_serializer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.errors import CallerError
+from tidings.events.arn import PubSubTopic
+from tidings.events.names import SUBSCRIBABLE
+from tidings.rules.model import KeyFilter, Rule
+from tidings.rules.xml import MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, parse, render
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "notification"
+WRITTEN = sorted(file for file in GOLDEN.glob("*.xml") if not file.name.endswith(".answer.xml"))
+TOPIC = "<Topic>arn:gcp:pubsub::my-gcp-project:my-bucket-events</Topic>"
+EVENT = "<Event>s3:ObjectCreated:*</Event>"
+
+
+def document(inner: str = "") -> bytes:
+    return f"<NotificationConfiguration>{inner}</NotificationConfiguration>".encode()
+
+
+def topic(inner: str = "", *, arn: str = TOPIC, events: str = EVENT) -> str:
+    return f"<TopicConfiguration>{arn}{events}{inner}</TopicConfiguration>"
+
+
+def filters(*rules: tuple[str, str]) -> str:
+    inner = "".join(f"<FilterRule><Name>{name}</Name><Value>{value}</Value></FilterRule>" for name, value in rules)
+    return f"<Filter><S3Key>{inner}</S3Key></Filter>"
+
+
+def refused(body: bytes) -> CallerError:
+    with pytest.raises(CallerError) as caught:
+        parse(body)
+    assert caught.value.status == 400
+    return caught.value
+
+
+# what is taken
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda file: file.stem)
+def test_a_golden_document_is_answered_by_its_golden_answer_which_says_the_same(written: Path) -> None:
+    answer = written.with_suffix(".answer.xml").read_bytes().removesuffix(b"\n")
+    assert render(parse(written.read_bytes())) == answer
+    assert parse(answer) == parse(written.read_bytes())
+
+
+def test_the_example_of_the_seed_means_what_it_says() -> None:
+    [rule] = parse((GOLDEN / "seed.xml").read_bytes())
+    expected = PubSubTopic("my-gcp-project", "my-bucket-events")
+    events = ("s3:ObjectCreated:*", "s3:ObjectRemoved:Delete")
+    assert rule == Rule("MyNotificationConfig", expected, events, KeyFilter("logs/", ".txt"))
+
+
+def test_an_empty_configuration_has_no_rules() -> None:
+    assert parse(b"<NotificationConfiguration/>") == parse(render([])) == []
+
+
+def test_a_document_without_an_id_gets_the_same_one_every_time() -> None:
+    [first], [again] = parse(document(topic())), parse(document(topic("<Id></Id>")))
+    [other] = parse(document(topic(filters(("prefix", "logs/")))))
+    assert first == again
+    assert other.config_id != first.config_id
+
+
+@pytest.mark.parametrize("name", ["prefix", "Prefix", "PREFIX", "pReFiX"])
+def test_the_name_of_a_filter_rule_may_be_written_in_any_case(name: str) -> None:
+    [rule] = parse(document(topic(filters((name, "Logs/")))))
+    assert rule.filter == KeyFilter(prefix="Logs/")
+
+
+def test_spaces_and_line_breaks_inside_a_filter_are_part_of_it() -> None:
+    [rule] = parse(document(topic(filters(("prefix", " a\nb "), ("suffix", "\t")))))
+    assert rule.filter == KeyFilter(" a\nb ", "\t")
+
+
+PLAIN = st.characters(codec="utf-8", exclude_characters="\ufffe\uffff", exclude_categories=["Cc"])
+# A carriage return and what XML escapes are the cases that go wrong.
+TEXT = st.text(PLAIN | st.sampled_from("\t\r\n\x7f\x85<>&\"'+%"), max_size=20)
+IDS = st.text(PLAIN | st.sampled_from("<>&\"' "), min_size=1, max_size=20)
+TOPICS = st.builds(
+    PubSubTopic,
+    st.text("abc019-", max_size=10).map("my-{}-project".format),
+    st.text("abcXYZ019._~+%-", max_size=20).map("topic{}".format),
+)
+EVENTS = st.lists(st.sampled_from(sorted(SUBSCRIBABLE)), min_size=1, max_size=8).map(tuple)
+RULES = st.builds(Rule, IDS, TOPICS, EVENTS, st.builds(KeyFilter, TEXT, TEXT))
+
+
+@given(RULES)
+def test_whatever_is_rendered_is_read_back_as_it_was(rule: Rule) -> None:
+    assert parse(render([rule])) == [rule]
+
+
+def test_botocore_writes_what_we_read_and_reads_what_we_write() -> None:
+    operations = botocore.session.get_session().get_service_model("s3")
+    configuration = {
+        "Id": "mine",
+        "TopicArn": "arn:gcp:pubsub::my-gcp-project:my-bucket-events",
+        "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:Delete"],
+        "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": "a&b/"}, {"Name": "suffix", "Value": ".txt"}]}},
+    }
+    put = operations.operation_model("PutBucketNotificationConfiguration")
+    asked = {"Bucket": "b", "NotificationConfiguration": {"TopicConfigurations": [configuration]}}
+    rules = parse(create_serializer("rest-xml").serialize_to_request(asked, put)["body"])
+    assert rules[0].filter == KeyFilter("a&b/", ".txt")
+    get = operations.operation_model("GetBucketNotificationConfiguration")
+    answer = {"status_code": 200, "headers": {}, "body": render(rules)}
+    assert create_parser("rest-xml").parse(answer, get.output_shape)["TopicConfigurations"] == [configuration]
+
+
+# what is refused
+
+DOCTYPE = b'<!DOCTYPE NotificationConfiguration SYSTEM "http://example.com/n.dtd">' + document()
+BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;"><!ENTITY c "&b;&b;&b;&b;">]>' + document("&c;")
+NO_VALUE, NO_NAME = (
+    topic(f"<Filter><S3Key><FilterRule>{only}</FilterRule></S3Key></Filter>")
+    for only in ("<Name>prefix</Name>", "<Value>x</Value>")
+)
+MALFORMED = {
+    "nothing": (b"", "no element found"),
+    "text": (b"hello", "syntax error"),
+    "unclosed": (b"<NotificationConfiguration>", "no element found"),
+    "twice": (document() + document(), "junk after document element"),
+    "doctype": (DOCTYPE, "DOCTYPE"),
+    "entity bomb": (BOMB, "DOCTYPE"),
+    "unknown entity": (document("&nbsp;"), "undefined entity"),
+    "wrong root": (b"<BucketLoggingStatus/>", "<BucketLoggingStatus>"),
+    "foreign namespace": (b'<NotificationConfiguration xmlns="urn:other"/>', "{urn:other}NotificationConfiguration"),
+    "unknown element": (document("<TopicConfig/>"), "<TopicConfig>"),
+    "unknown inner element": (document(topic("<Endpoint>x</Endpoint>")), "<Endpoint>"),
+    "element in text": (document(topic("<Id>a<b/></Id>")), "<b>"),
+    "element of another place": (document(TOPIC), "<Topic>"),
+    "stray text": (document("hello"), "'hello'"),
+    "stray text behind": (document(topic(filters()) + "hello"), "'hello'"),
+    "attribute": (document(topic()).replace(b"<Topic>", b'<Topic kind="sns">'), "attribute kind"),
+    "no topic": (document(topic(arn="")), "<TopicConfiguration> has no <Topic>"),
+    "no event": (document(topic(events="")), "<TopicConfiguration> has no <Event>"),
+    "two topics": (document(topic(TOPIC)), "2 <Topic>"),
+    "two ids": (document(topic("<Id>a</Id><Id>b</Id>")), "2 <Id>"),
+    "two filters": (document(topic(filters() + filters())), "2 <Filter>"),
+    "no value": (document(NO_VALUE), "no <Value>"),
+    "no name": (document(NO_NAME), "no <Name>"),
+    "not UTF-8": ("<NotificationConfiguration>é</NotificationConfiguration>".encode("latin-1"), "UTF-8"),
+    "UTF-16": (document().decode().encode("utf-16"), "UTF-8"),
+    "UTF-16 without a mark": (document().decode().encode("utf-16-le"), "UTF-8"),
+    "another encoding": (b'<?xml version="1.0" encoding="ISO-8859-1"?>' + document(), "ISO-8859-1"),
+    "too deep": (b"<a>" * 20_000, f"{MAX_DEPTH} levels"),
+    "too many elements": (document(topic(EVENT * MAX_ELEMENTS)), f"more than {MAX_ELEMENTS} elements"),
+    "too long": (document(" " * MAX_BYTES), f"Keep to {MAX_BYTES}"),
+    "control character": (document(topic(filters(("prefix", "\x01")))), "invalid token"),
+    "written control character": (document(topic(filters(("prefix", "&#1;")))), "invalid character number"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_document_is_refused_with_the_place_of_its_mistake(name: str) -> None:
+    body, expected = MALFORMED[name]
+    error = refused(body)
+    assert error.code == "MalformedXML"
+    assert expected in error.message
+
+
+ONLY_PUBSUB = "this version delivers to Pub/Sub topics only"
+INVALID = {
+    "unknown event": (topic(events="<Event>s3:Restore:*</Event>"), "The event 's3:Restore:*' is not supported"),
+    "empty event": (topic(events="<Event/>"), "The event '' is not supported"),
+    "an SNS topic": (topic(arn="<Topic>arn:aws:sns:us-east-1:123:t</Topic>"), "The ARN could not be parsed"),
+    "an ARN with a line break": (topic(arn=TOPIC.replace("</", "\n</")), "The ARN could not be parsed"),
+    "an empty ARN": (topic(arn="<Topic/>"), "The ARN could not be parsed"),
+    "two prefixes": (topic(filters(("prefix", "a"), ("Prefix", "b"))), "2 prefix rules. Only one prefix can be set"),
+    "two suffixes": (topic(filters(("suffix", ""), ("suffix", ""))), "2 suffix rules. Only one suffix can be set"),
+    "a long prefix": (topic(filters(("prefix", "p" * 1025))), "The prefix filter has 1025 characters"),
+    "a long suffix": (topic(filters(("suffix", "é" * 1025))), "The suffix filter has 1025 characters"),
+    "another filter": (topic(filters(("regex", ".*"))), "must be either prefix or suffix, not 'regex'"),
+    "a long id": (topic(f"<Id>{'i' * 256}</Id>"), "The Id has 256 characters"),
+    "an id of two lines": (topic("<Id>a\nb</Id>"), "control character"),
+    "a queue": ("<QueueConfiguration><Queue>arn:aws:sqs:::q</Queue></QueueConfiguration>", ONLY_PUBSUB),
+    "a function": ("<CloudFunctionConfiguration/>", ONLY_PUBSUB),
+    "EventBridge": ("<EventBridgeConfiguration/>", ONLY_PUBSUB),
+    "two configurations": (topic("<Id>a</Id>") + topic("<Id>b</Id>"), "This version keeps 1 for a bucket"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_a_value_that_is_not_allowed_is_refused_by_name(name: str) -> None:
+    inner, expected = INVALID[name]
+    error = refused(document(inner))
+    assert error.code == "InvalidArgument"
+    assert error.elements["ArgumentName"]
+    assert expected in error.message
+
+
+def test_everything_that_is_wrong_with_a_document_is_named_in_one_answer() -> None:
+    wrong = topic(
+        "<Id>a\nb</Id>" + filters(("prefix", "p" * 1025), ("regex", "x")),
+        arn="<Topic>nowhere</Topic>",
+        events="<Event>s3:Nothing</Event><Event>s3:Either</Event>",
+    )
+    error = refused(document(wrong + "<QueueConfiguration/>"))
+    assert error.code == "InvalidArgument"
+    assert error.message.startswith("7 problems: (1) ")
+    for words in ("QueueConfiguration", "'nowhere'", "regex", "1025", "control", "'s3:Nothing'", "'s3:Either'"):
+        assert words in error.message
+    worse = refused(document(wrong + "<Surprise/>"))
+    assert worse.code == "MalformedXML"
+    assert "<Surprise>" in worse.message
+    assert "'nowhere'" in worse.message
+
+
+def test_an_answer_stays_readable_when_hundreds_of_things_are_wrong() -> None:
+    error = refused(document("<Surprise/>" * 500))
+    assert error.message.startswith("500 problems: ")
+    assert error.message.endswith(
+        "(10) <Surprise> is not known inside <NotificationConfiguration>. Leave it out. and 490 more."
+    )
+
+
+def test_the_limits_are_where_they_are_said_to_be() -> None:
+    assert parse(document(" " * (MAX_BYTES - len(document())))) == []
+    assert len(parse(document(topic(EVENT * (MAX_ELEMENTS - 4))))[0].events) == MAX_ELEMENTS - 3
+    # at the last level allowed it is merely unknown
+    inner = MAX_DEPTH - 1
+    assert "nested" not in refused(document("<b>" * inner + "</b>" * inner)).message
+    assert "nested too deep" in refused(document("<b>" * (inner + 1) + "</b>" * (inner + 1))).message
+
+
+SOUND = (GOLDEN / "seed.xml").read_bytes()
+
+
+@given(
+    st.integers(0, len(SOUND)), st.integers(0, 40), st.binary(max_size=20) | st.text("<>/&;!?[]x \x00").map(str.encode)
+)
+def test_a_damaged_document_is_either_read_or_refused_and_nothing_else(start: int, length: int, put: bytes) -> None:
+    with suppress(CallerError):
+        parse(SOUND[:start] + put + SOUND[start + length :])
