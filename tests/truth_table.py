@@ -69,9 +69,7 @@ LITERAL = [
 
 ENCODED = [
     # a space is `+` in the encoded key, and a plus is `%2B`
-    *_rows(
-        True, ("my file.txt", "my file"), ("my file.txt", "my+file"), ("a b", "", "+b"), ("my file", "my+", "+file")
-    ),
+    *_rows(True, ("my file.txt", "my file"), ("my file.txt", "my+file"), ("a b", "", "+b"), ("my file", "my+", "+file")),
     *_rows(True, ("my+file.txt", "my+file"), ("my+file.txt", "my%2Bfile"), ("a+b", "", "%2Bb")),
     *_rows(False, ("my+file.txt", "my file"), ("my file.txt", "my%20file"), ("my file.txt", "my%2Bfile")),
     # `%` itself, and keys that look encoded

@@ -38,8 +38,7 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
     """Start Spark, warm it up, and run the stream until `stop` is called on what `made` was given."""
     spark = session.start(settings)
     try:
-        with connect(settings) as connection:
-            Pipeline(spark, settings).warm_up(connection)
+        Pipeline(spark, settings).warm_up()
         stream = Stream(spark, settings, rebase)
         made(stream)
         stream.run(started)

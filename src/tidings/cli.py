@@ -29,7 +29,9 @@ app = typer.Typer(
 project_app = typer.Typer(help="Tenants.", no_args_is_help=True)
 access_app = typer.Typer(help="Keys for the S3 API.", no_args_is_help=True)
 app.add_typer(project_app, name="project")
+topic_app = typer.Typer(help="Topics of the embedded Pub/Sub, for trying things out.", no_args_is_help=True)
 app.add_typer(access_app, name="access")
+app.add_typer(topic_app, name="topic")
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -134,7 +136,11 @@ def stream(
     stop_on_signals(stop)
 
     def made(running: Stream) -> None:
-        threading.Thread(target=lambda: (stop.wait(), running.stop()), daemon=True).start()
+        def end() -> None:
+            stop.wait()
+            running.stop()
+
+        threading.Thread(target=end, daemon=True).start()
 
     def started(owner: Owner) -> None:
         if ready_file is not None:
@@ -180,6 +186,29 @@ def access_create(
         out.print(json.dumps({"access_key_id": access_key_id, "secret_access_key": secret}))
     else:
         out.print(f"access key id      {access_key_id}\nsecret access key  {secret}")
+
+
+@topic_app.command("create")
+def topic_create(topic: Annotated[str, typer.Argument(help="projects/PROJECT/topics/TOPIC")]) -> None:
+    """Create a topic, with a subscription that `tidings topic read` reads."""
+    from tidings.local import topics
+
+    out.print(f"topic {topics.create(topic)}")
+
+
+@topic_app.command("read")
+def topic_read(
+    topic: Annotated[str, typer.Argument(help="projects/PROJECT/topics/TOPIC")],
+    seconds: Annotated[float, typer.Option(help="How long to wait for messages.")] = 5.0,
+) -> None:
+    """Print the messages that have arrived at a topic, and acknowledge them."""
+    from tidings.local import topics
+
+    count = 0
+    for body in topics.read(topic, seconds):
+        out.print(body, markup=False)
+        count += 1
+    err.print(f"{count} messages")
 
 
 @app.command()

@@ -145,6 +145,7 @@ def test_rules_that_are_not_named_any_more_are_deleted_and_the_others_stay(bucke
     assert after.keys() == {"a", "c", "d"}
     assert after["c"] == before["c"]
     assert after["a"] not in before.values()
+    assert [rule.config_id for rule in bucket.read()] == ["c", "a", "d"]
 
 
 def test_the_buckets_of_a_project_share_the_lane_of_a_destination(bucket: Bucket) -> None:
@@ -164,9 +165,7 @@ def test_a_lane_that_is_behind_is_left_as_it_is(bucket: Bucket) -> None:
     bucket.query("update lanes set state = 'behind', win = 3, seq = 7, error = 'e' where project = %(project)s")
     bucket.replace(Rule("id", ONE, REMOVED))
     bucket.replace()
-    assert bucket.query("select state, win, seq, error from lanes where project = %(project)s") == [
-        ("behind", 3, 7, "e")
-    ]
+    assert bucket.query("select state, win, seq, error from lanes where project = %(project)s") == [("behind", 3, 7, "e")]
 
 
 def test_every_replacement_counts_the_version_of_the_configuration(bucket: Bucket) -> None:
@@ -221,6 +220,25 @@ def test_a_writer_of_a_new_key_does_not_wait_for_a_replacement(bucket: Bucket) -
     assert bucket.config() == 1
 
 
+def test_two_that_make_the_same_lanes_do_not_wait_for_each_other_in_a_circle(bucket: Bucket) -> None:
+    """Everybody makes them in the order of their names: who waits for the first has not made the second yet."""
+    make = "insert into lanes (project, destination) values (%s, %s)"
+
+    async def make_them_too(neighbour: AsyncConnection[Any]) -> None:
+        await neighbour.execute(make, [bucket.project, ONE.arn])
+        async with await AsyncConnection.connect(bucket.url) as connection:
+            rules = [Rule("a", OTHER, CREATED), Rule("b", ONE, CREATED)]
+            waiting = asyncio.create_task(table.replace(connection, bucket.project, bucket.name, rules))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            await neighbour.execute(make, [bucket.project, OTHER.arn])
+            await neighbour.commit()
+            await waiting
+
+    bucket.run(make_them_too)
+    assert bucket.numbers().keys() == {"a", "b"}
+
+
 def test_replacements_at_the_same_time_take_turns(bucket: Bucket) -> None:
     async def replace(topics: Sequence[PubSubTopic]) -> None:
         rules = [Rule(topic.topic, topic, CREATED) for topic in topics]
@@ -240,9 +258,7 @@ def test_replacements_at_the_same_time_take_turns(bucket: Bucket) -> None:
 
 def matched(bucket: Bucket, rows: Sequence[Row]) -> list[str | None]:
     """What the write path would store for each row's change, with whatever rules the bucket has."""
-    changes = [
-        {"wanted": names.wanted_by(row.event), "key": row.key, "encoded": encoded_if_different(row.key)} for row in rows
-    ]
+    changes = [{"wanted": names.wanted_by(row.event), "key": row.key, "encoded": encoded_if_different(row.key)} for row in rows]
     where, statement = {"project": bucket.project, "bucket": bucket.name}, f"select {table.MATCHED} {_BUCKET}"
     with psycopg.connect(bucket.url) as connection:
         return [connection.execute(statement, where | change).fetchall()[0][0] for change in changes]
@@ -268,9 +284,7 @@ def test_the_sql_answers_as_the_truth_table_says(bucket: Bucket) -> None:
 def test_the_matched_rules_are_listed_in_order_and_none_is_null(bucket: Bucket) -> None:
     bucket.replace(Rule("b", ONE, CREATED), Rule("a", ONE, CREATED), Rule("c", ONE, REMOVED))
     numbers = bucket.numbers()
-    created, removed, unknown = matched(
-        bucket, [Row("k"), Row("k", event=names.DELETE), Row("k", event="ObjectAcl:Put")]
-    )
+    created, removed, unknown = matched(bucket, [Row("k"), Row("k", event=names.DELETE), Row("k", event="ObjectAcl:Put")])
     assert created == f"{numbers['b']},{numbers['a']}"
     assert (removed, unknown) == (str(numbers["c"]), None)
 
@@ -318,9 +332,7 @@ def received(server: PubSubServer, topic: PubSubTopic) -> list[dict[str, str]]:
     return [json.loads(message.message.data) for message in answer.received_messages]
 
 
-async def put(
-    pool: AsyncConnectionPool[Any], bucket: Bucket, server: PubSubServer, rules: Sequence[Rule], **ids: str
-) -> None:
+async def put(pool: AsyncConnectionPool[Any], bucket: Bucket, server: PubSubServer, rules: Sequence[Rule], **ids: str) -> None:
     chosen = Settings(
         delivery=DeliverySettings(publish_timeout_seconds=0.5), pubsub=PubSubSettings(emulator_host=server.address)
     )

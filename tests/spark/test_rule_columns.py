@@ -61,9 +61,7 @@ def test_the_columns_answer_as_the_truth_table_says(spark: SparkSession, unset: 
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller seed is not a simpler batch
 )
 @given(st.integers(0, 2**32), st.sampled_from(["", None]))
-def test_the_columns_and_the_python_matcher_agree_on_random_rows(
-    spark: SparkSession, seed: int, unset: str | None
-) -> None:
+def test_the_columns_and_the_python_matcher_agree_on_random_rows(spark: SparkSession, seed: int, unset: str | None) -> None:
     rows = list(random_rows(seed, 500))
     answers: dict[int, bool] = dict(asked(spark, rows, unset).collect())
     differ = [

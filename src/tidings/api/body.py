@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from tidings.errors import CallerError
@@ -15,12 +15,24 @@ _DRAIN_BYTES = 1024 * 1024
 _DRAIN_SECONDS = 5.0
 
 
-class Body:
-    """`ended` says that nothing more will come."""
+def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """How many bytes will come; None where that is open. The server has refused a length that is not a number."""
+    announced: int | None = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return None
+        if name == b"content-length":
+            announced = int(value)
+    return announced
 
-    def __init__(self, receive: Receive) -> None:
+
+class Body:
+    """`ended` says that nothing more will come: the length was announced and has arrived, or the last piece has."""
+
+    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self._receive = receive
-        self.ended = False
+        self._left = _announced(headers)
+        self.ended = self._left == 0
 
     async def next(self) -> bytes:
         """The next piece. A client that goes away, or sends nothing for too long, has not sent a whole body."""
@@ -33,8 +45,10 @@ class Body:
         if message["type"] != "http.request":
             self.ended = True
             raise CallerError("IncompleteBody", "The connection was closed before the whole body had come.")
-        self.ended = not message.get("more_body", False)
         piece: bytes = message.get("body", b"")
+        if self._left is not None:
+            self._left -= len(piece)
+        self.ended = self._left == 0 or not message.get("more_body", False)
         return piece
 
     async def drain(self) -> None:

@@ -62,13 +62,9 @@ _OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ("GET", "bucket", "list-type"): Operation(
         "ListObjectsV2",
         listing.list_objects,
-        frozenset(
-            {"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}
-        ),
+        frozenset({"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}),
     ),
-    ("PUT", "object", ""): Operation(
-        "PutObject", objects.put_object, header_prefixes=("x-amz-checksum-", "x-amz-meta-")
-    ),
+    ("PUT", "object", ""): Operation("PutObject", objects.put_object, header_prefixes=("x-amz-checksum-", "x-amz-meta-")),
     ("GET", "object", ""): Operation("GetObject", objects.get_object, objects.OVERRIDES, _READ),
     ("HEAD", "object", ""): Operation("HeadObject", objects.head_object, objects.OVERRIDES, _READ),
     ("DELETE", "object", ""): Operation("DeleteObject", objects.delete_object),

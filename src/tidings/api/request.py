@@ -86,9 +86,7 @@ def target(raw_path: bytes, raw_query: bytes) -> Target:
     """Read path and query, path-style: /BUCKET/KEY. Both are decoded as the signature's canonical form has them."""
     bucket, _, key = raw_path.removeprefix(b"/").partition(b"/")
     try:
-        query = (
-            dict(parse_qsl(raw_query.decode("latin-1"), keep_blank_values=True, errors="strict")) if raw_query else {}
-        )
+        query = dict(parse_qsl(raw_query.decode("latin-1"), keep_blank_values=True, errors="strict")) if raw_query else {}
         name = unquote(bucket.decode("latin-1"), errors="strict")
     except UnicodeDecodeError:
         raise CallerError("InvalidURI", "The path or the query is not UTF-8.") from None

@@ -29,7 +29,7 @@ class S3:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = os.urandom(8).hex().upper()
         method: str = scope["method"]
-        body = Body(receive)
+        body = Body(receive, scope["headers"])
         try:
             response = await self._serve(scope, body, request_id)
         except Exception as error:

@@ -29,9 +29,7 @@ def migrate(url: str) -> list[str]:
     applied = []
     with psycopg.connect(url, autocommit=True) as connection:
         if connection.info.server_version < _OLDEST_SERVER:
-            raise OperatorError(
-                f"PostgreSQL {connection.info.server_version // 10000} is too old: Tidings needs 18 or newer."
-            )
+            raise OperatorError(f"PostgreSQL {connection.info.server_version // 10000} is too old: Tidings needs 18 or newer.")
         connection.execute("select pg_advisory_lock(%s)", [_LOCK])
         connection.execute(
             "create table if not exists schema_migrations "
@@ -42,8 +40,7 @@ def migrate(url: str) -> list[str]:
         newer = known - {number for number, _, _ in ours}
         if newer:
             raise OperatorError(
-                f"The database has migration {max(newer)}, which this version of Tidings does not know: "
-                "run the newer version."
+                f"The database has migration {max(newer)}, which this version of Tidings does not know: run the newer version."
             )
         for number, name, sql in ours:
             if number in known:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, AsyncCursor
 from psycopg_pool import AsyncConnectionPool
 
 Pool = AsyncConnectionPool[AsyncConnection[Any]]
@@ -38,6 +39,18 @@ def make_pool(url: str, size: int) -> Pool:
             "application_name": "tidings-api",
         },
     )
+
+
+async def run(pool: Pool, statement: LiteralString, parameters: Sequence[Any] | Mapping[str, Any]) -> AsyncCursor[Any]:
+    """Run one statement on any connection. The whole result has come when this returns.
+
+    In place of `pool.connection()`, which would begin by asking whether there is a transaction to commit.
+    """
+    connection = await pool.getconn()
+    try:
+        return await connection.execute(statement, parameters)
+    finally:
+        await pool.putconn(connection)
 
 
 async def _configure(connection: AsyncConnection[Any]) -> None:

@@ -52,7 +52,7 @@ def catch_up(
         starts={lane.id: lane.cursor for lane in served},
         probing=frozenset(lane.id for lane in served if lane.attempts),
     )
-    pieces = reader.slices(connection, start, end, rules_of(connection, served))
+    pieces = reader.slices(connection, start, end, lanes.rules_of(connection, [lane.id for lane in served]))
     reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), terms), rows=0)}
     for lane in served:
         reached = max(end, lane.cursor)
@@ -94,10 +94,3 @@ def _stream_position(connection: Connection) -> Position:
     row = connection.execute("select win, seq from stream where name = 'main'").fetchone()
     assert row is not None
     return Position(row[0], row[1])
-
-
-def rules_of(connection: Connection, served: Sequence[Lane]) -> list[int]:
-    rows = connection.execute(
-        "select rule from bucket_eventing_configs where lane = any(%s)", [[lane.id for lane in served]]
-    ).fetchall()
-    return [row[0] for row in rows]

@@ -46,17 +46,19 @@ class Terms:
     starts: Mapping[int, Position] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     probing: frozenset[int] = frozenset()
+    preload: bool = False
+    """Load every destination's client, although nothing is sent: for warming up."""
 
     def start_of(self, lane: int) -> Position | None:
         return None if lane in self.skipped else self.starts.get(lane, self.everyone_from)
 
     def to_list(self) -> list[Any]:
         starts = [[lane, *start] for lane, start in self.starts.items()]
-        return [self.budget, self.timeout, self.everyone_from, starts, sorted(self.skipped), sorted(self.probing)]
+        return [self.budget, self.timeout, self.everyone_from, starts, sorted(self.skipped), sorted(self.probing), self.preload]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Terms:
-        budget, timeout, everyone, starts, skipped, probing = values
+        budget, timeout, everyone, starts, skipped, probing, preload = values
         return cls(
             budget,
             timeout,
@@ -64,6 +66,7 @@ class Terms:
             {lane: Position(window, seq) for lane, window, seq in starts},
             frozenset(skipped),
             frozenset(probing),
+            preload,
         )
 
 
@@ -90,6 +93,8 @@ class Pending:
 
 def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.RecordBatch]:
     """Send every message of the batches, and say for each lane how far it got."""
+    if terms.preload:
+        publishers.preload()
     deadline: float | None = None
     results: dict[int, LaneResult] = {}
     for batch in batches:

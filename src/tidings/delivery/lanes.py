@@ -5,12 +5,14 @@ Each checks the epoch, so that a stream which was replaced moves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import Connection
 from psycopg.types.json import Json
 
+from tidings.changestream import reader, windows
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
@@ -184,3 +186,38 @@ def end_catch_up(connection: Connection, epoch: int, lane: Lane, step: Step) -> 
         },
     ).rowcount
     return moved == 1
+
+
+def listed(connection: Connection) -> list[dict[str, Any]]:
+    """Every lane, with the number of changes between its cursor and the newest window."""
+    rows = connection.execute(
+        """
+        select l.id, l.project, l.destination, l.state, coalesce(l.win, s.win), coalesce(l.seq, s.seq), l.attempts,
+               l.next_try, l.error, l.since
+        from lanes l, stream s where s.name = 'main' order by l.id
+        """
+    ).fetchall()
+    names = ("id", "project", "destination", "state", "win", "seq", "attempts", "next_try", "error", "since")
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    for lane in found:
+        cursor = Position(lane.pop("win"), lane.pop("seq"))
+        lane["cursor"] = str(cursor)
+        lane["owed"] = _owed(connection, lane["id"], cursor)
+    return found
+
+
+def _owed(connection: Connection, lane: int, cursor: Position) -> int:
+    rules = rules_of(connection, [lane])
+    pieces = reader.slices(connection, cursor, windows.last(connection).end, rules) if rules else []
+    conditions = " or ".join(f"({piece.condition})" for piece in pieces) or "false"
+    row = connection.execute(f"select count(*) from changes where {conditions}".encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def rules_of(connection: Connection, lane_ids: Sequence[int]) -> list[int]:
+    """The rules that send to these lanes."""
+    rows = connection.execute(
+        "select rule from bucket_eventing_configs where lane = any(%s)", [list(lane_ids)]
+    ).fetchall()
+    return [row[0] for row in rows]

@@ -67,8 +67,9 @@ def _end_a_holder_without_sign_of_life(connection: Connection) -> None:
     ended = connection.execute(
         """
         select l.pid, pg_terminate_backend(l.pid) from pg_locks l, stream s
-        where l.locktype = 'advisory' and l.granted and l.objid = (%(lock)s & 4294967295)::oid
-          and l.classid = (%(lock)s >> 32)::oid and l.database = (select oid from pg_database where datname = current_database())
+        where l.locktype = 'advisory' and l.granted
+          and (l.classid, l.objid) = ((%(lock)s >> 32)::oid, (%(lock)s & 4294967295)::oid)
+          and l.database = (select oid from pg_database where datname = current_database())
           and s.name = 'main' and s.alive_at < now() - make_interval(secs => %(takeover)s)
         """,
         {"lock": _LOCK, "takeover": TAKEOVER_SECONDS},

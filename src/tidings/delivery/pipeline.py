@@ -75,11 +75,16 @@ class Pipeline:
         rendered = messages(changes(self._spark, parts, _slices_of_this_task), rules, self._settings)
         return rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT)
 
-    def warm_up(self, connection: Connection) -> None:
-        """Run the plan over nothing: the JVM compiles it and the Python workers start, so that no event waits for that."""
-        self.use_rules(-1, connection)
-        nothing = Round((reader.Slice(0, "false"),), Terms(budget=1, timeout=1))
-        for rows in (0, _ONE_TASK + 1):
+    def warm_up(self) -> None:
+        """Run the plan over nothing until it is quick: the JVM compiles it, Python workers start and load their clients.
+
+        Otherwise the first event would wait for all that.
+        """
+        some_rule = dict.fromkeys(RULE.fieldNames()) | {"rule": "0", "events": []}
+        rules = rules_frame(self._spark, pa.Table.from_pylist([some_rule], schema=to_arrow_schema(RULE)))
+        self._plans = {parts: self._plan(rules, parts) for parts in {1, _cores()}}
+        nothing = Round((reader.Slice(0, "false"),), Terms(budget=1, timeout=1, preload=True))
+        for rows in (0, _ONE_TASK + 1, 0, _ONE_TASK + 1, 0):
             self.run(nothing, rows)
 
     def run(self, todo: Round, rows: int) -> list[lanes.Report]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import psycopg
 
-from tidings import destinations, settings
+from tidings import destinations, plugins, settings
 
 # A process serves many lanes over time; beyond this the one unused for longest is made again when it is needed.
 _KEPT = 1024
@@ -38,3 +38,8 @@ def arn_of(lane: int) -> str:
 @lru_cache(maxsize=_KEPT)
 def connected(arn: str) -> destinations.Destination:
     return destinations.connect(arn, settings.load())
+
+
+def preload() -> None:
+    for name in plugins.names("destinations"):
+        plugins.load("destinations", name)

@@ -112,7 +112,7 @@ class Stream:
         pipeline.use_rules(standing.rules_version, connection)
         pieces = reader.slices(connection, start, end)
         if ready:
-            wanted = catchup.rules_of(connection, ready)
+            wanted = lanes.rules_of(connection, [lane.id for lane in ready])
             pieces = reader.slices(connection, min(lane.cursor for lane in ready), start, wanted) + pieces
         terms = Terms(
             budget=self._settings.delivery.budget_seconds,

@@ -61,9 +61,7 @@ async def _test(arns: set[str], settings: Settings, bucket: str, request_id: str
     ordered = sorted(arns)
     outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in ordered))
     refused = {
-        arn: outcome.reason
-        for arn, outcome in zip(ordered, outcomes, strict=True)
-        if outcome.verdict is not Verdict.SENT
+        arn: outcome.reason for arn, outcome in zip(ordered, outcomes, strict=True) if outcome.verdict is not Verdict.SENT
     }
     if refused:
         words = "; ".join(f"{arn} ({reason[:_MAX_REASON]})" for arn, reason in refused.items())

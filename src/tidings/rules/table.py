@@ -93,7 +93,7 @@ async def replace(connection: AsyncConnection[Any], project_public_id: str, buck
     async with connection.transaction():
         if not (await connection.execute(_BUMP, where)).rowcount:
             raise _no_such_bucket(bucket)
-        await connection.execute(_LANES, {**where, "destinations": [*{rule.topic.arn for rule in rules}]})
+        await connection.execute(_LANES, {**where, "destinations": list({rule.topic.arn: None for rule in rules})})
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.topic.name for rule in rules]}
         await connection.execute(_DELETE, {**where, **kept})
         for rule in rules:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from psycopg import errors as pg
 
-from tidings.db.pool import Pool
+from tidings.db.pool import Pool, run
 from tidings.errors import CallerError
 from tidings.store.names import bucket_name
 
@@ -24,12 +24,12 @@ def no_such_bucket(bucket: str) -> CallerError:
 
 
 async def create(pool: Pool, project: str, bucket: str) -> None:
-    async with pool.connection() as connection:
-        made = await connection.execute(
-            "insert into bucket_metainfos (project_id, name) select id, %s from projects where public_id = %s"
-            " on conflict do nothing",
-            [bucket_name(bucket), project],
-        )
+    made = await run(
+        pool,
+        "insert into bucket_metainfos (project_id, name) select id, %s from projects where public_id = %s"
+        " on conflict do nothing",
+        [bucket_name(bucket), project],
+    )
     if made.rowcount == 0:
         raise CallerError(
             "BucketAlreadyOwnedByYou",
@@ -40,27 +40,24 @@ async def create(pool: Pool, project: str, bucket: str) -> None:
 
 async def check_exists(pool: Pool, project: str, bucket: str) -> None:
     """Nothing, or NoSuchBucket."""
-    async with pool.connection() as connection:
-        found = await connection.execute(
-            "select from bucket_metainfos b join projects p on p.id = b.project_id"
-            " where p.public_id = %s and b.name = %s",
-            [project, bucket],
-        )
+    found = await run(
+        pool,
+        "select from bucket_metainfos b join projects p on p.id = b.project_id where p.public_id = %s and b.name = %s",
+        [project, bucket],
+    )
     if found.rowcount == 0:
         raise no_such_bucket(bucket)
 
 
-async def list_all(
-    pool: Pool, project: str, prefix: str = "", after: str = "", most: int = MOST_LISTED
-) -> list[Bucket]:
+async def list_all(pool: Pool, project: str, prefix: str = "", after: str = "", most: int = MOST_LISTED) -> list[Bucket]:
     """The project's buckets by name, from the first one behind `after`."""
-    async with pool.connection() as connection:
-        found = await connection.execute(
-            "select b.name, b.created_at from bucket_metainfos b join projects p on p.id = b.project_id"
-            " where p.public_id = %s and starts_with(b.name, %s) and b.name > %s order by b.name limit %s",
-            [project, prefix, after, most],
-        )
-        return [Bucket(*row) for row in await found.fetchall()]
+    found = await run(
+        pool,
+        "select b.name, b.created_at from bucket_metainfos b join projects p on p.id = b.project_id"
+        " where p.public_id = %s and starts_with(b.name, %s) and b.name > %s order by b.name limit %s",
+        [project, prefix, after, most],
+    )
+    return [Bucket(*row) for row in await found.fetchall()]
 
 
 async def delete(pool: Pool, project: str, bucket: str) -> None:
@@ -70,12 +67,11 @@ async def delete(pool: Pool, project: str, bucket: str) -> None:
     moment, which a look could not see.
     """
     try:
-        async with pool.connection() as connection:
-            gone = await connection.execute(
-                "delete from bucket_metainfos b using projects p"
-                " where p.id = b.project_id and p.public_id = %s and b.name = %s",
-                [project, bucket],
-            )
+        gone = await run(
+            pool,
+            "delete from bucket_metainfos b using projects p where p.id = b.project_id and p.public_id = %s and b.name = %s",
+            [project, bucket],
+        )
     except pg.ForeignKeyViolation:
         message = "The bucket you tried to delete is not empty."
         raise CallerError("BucketNotEmpty", message, BucketName=bucket) from None

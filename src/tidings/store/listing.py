@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from tidings.db.pool import Pool
+from tidings.db.pool import Pool, run
 from tidings.store.buckets import no_such_bucket
 
 LAST = "\U0010ffff" * 256
@@ -96,9 +96,7 @@ async def page(
         "skip": len(prefix),
         "last": LAST,
     }
-    async with pool.connection() as connection:
-        cursor = await connection.execute(_GROUPED if delimiter else _PLAIN, parameters)
-        rows = await cursor.fetchall()
+    rows = await (await run(pool, _GROUPED if delimiter else _PLAIN, parameters)).fetchall()
     if not rows:
         raise no_such_bucket(bucket)
     found = [Entry(*row) for row in rows if row[0] is not None]

@@ -12,11 +12,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 from psycopg import errors as pg
 
-from tidings.db.pool import Pool
+from tidings.db.pool import Pool, run
 from tidings.errors import CallerError
 from tidings.events import keys, names
 from tidings.rules.table import MATCHED
@@ -107,6 +107,10 @@ _GET_HEAD = _GET.format(body="")
 _GET_BODY = _GET.format(body=", h.body")
 
 
+# As PostgreSQL writes an array: adapting a Python list for every request costs more than all the other parameters.
+_WANTED = {event: f"{{{','.join(names.wanted_by(event))}}}" for event in (names.PUT, names.DELETE)}
+
+
 async def put(pool: Pool, project: str, bucket: str, key: str, content: Content, origin: Origin) -> str | None:
     """Write the object and its change. Returns the name of the blob that it replaced, which nothing refers to now."""
     parameters = _parameters(project, bucket, key, names.PUT, origin)
@@ -137,15 +141,13 @@ def _parameters(project: str, bucket: str, key: str, event: str, origin: Origin)
         "key": key,
         "encoded": encoded,
         "event": event,
-        "wanted": names.wanted_by(event),
+        "wanted": _WANTED[event],
         **origin._asdict(),
     }
 
 
-async def _write(pool: Pool, statement: str, parameters: dict[str, Any]) -> str | None:
-    async with pool.connection() as connection:
-        cursor = await connection.execute(statement, parameters)
-        row = await cursor.fetchone()
+async def _write(pool: Pool, statement: LiteralString, parameters: dict[str, Any]) -> str | None:
+    row = await (await run(pool, statement, parameters)).fetchone()
     if row is None:
         raise no_such_bucket(parameters["bucket"])
     old_blob: str | None = row[0]
@@ -154,11 +156,8 @@ async def _write(pool: Pool, statement: str, parameters: dict[str, Any]) -> str 
 
 async def get(pool: Pool, project: str, bucket: str, key: str, *, body: bool = True) -> Head:
     """The object under a key, with the bytes of a small one unless only its head is wanted."""
-    async with pool.connection() as connection:
-        cursor = await connection.execute(
-            _GET_BODY if body else _GET_HEAD, {"project": project, "bucket": bucket, "key": key}
-        )
-        row = await cursor.fetchone()
+    statement = _GET_BODY if body else _GET_HEAD
+    row = await (await run(pool, statement, {"project": project, "bucket": bucket, "key": key})).fetchone()
     if row is None:
         raise no_such_bucket(bucket)
     if row[0] is None:

@@ -235,9 +235,7 @@ def test_the_limits_are_where_they_are_said_to_be() -> None:
 SOUND = (GOLDEN / "seed.xml").read_bytes()
 
 
-@given(
-    st.integers(0, len(SOUND)), st.integers(0, 40), st.binary(max_size=20) | st.text("<>/&;!?[]x \x00").map(str.encode)
-)
+@given(st.integers(0, len(SOUND)), st.integers(0, 40), st.binary(max_size=20) | st.text("<>/&;!?[]x \x00").map(str.encode))
 def test_a_damaged_document_is_either_read_or_refused_and_nothing_else(start: int, length: int, put: bytes) -> None:
     with suppress(CallerError):
         parse(SOUND[:start] + put + SOUND[start + length :])
