@@ -11,7 +11,7 @@ from psycopg_pool import AsyncConnectionPool
 Pool = AsyncConnectionPool[AsyncConnection[Any]]
 
 _KEPT = 2
-_WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 3.0
 """For a free connection. A caller who would wait longer is better served by a 503, after which clients try again."""
 _STATEMENT_SECONDS = 30
 """No statement of the API takes long, unless it waits for a lock that somebody else does not give back."""

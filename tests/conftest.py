@@ -1,0 +1,130 @@
+"""The real parts, started by the tests themselves and shared where sharing is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from tidings.db.migrate import migrate
+from tidings.local.postgres import Postgres
+from tidings.local.processes import free_port
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """One embedded server for the whole run."""
+    server = Postgres(tmp_path_factory.mktemp("postgres"), free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> Iterator[str]:
+    """A database of the test's own, migrated and empty."""
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        if not connection.execute("select from pg_database where datname = 'template'").rowcount:
+            connection.execute("create database template")
+            migrate(postgres.url.removesuffix("/tidings") + "/template")
+        name = f"test_{next(_numbers)}"
+        connection.execute(f"create database {name} template template".encode())
+    yield postgres.url.removesuffix("/tidings") + f"/{name}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"drop database {name} with (force)".encode())
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[psycopg.Connection]:
+    """A connection to `database_url`, in autocommit."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for the whole run, made as the stream makes its own."""
+    from tidings.delivery import session
+    from tidings.settings import Settings
+
+    running = session.start(Settings())
+    yield running
+    running.stop()
+
+
+class Running:
+    """A stack started with `tidings up`, as a user would, and what its ready file says."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ready_file: Path, data: Path) -> None:
+        self.process = process
+        self.data = data
+        self._ready_file = ready_file
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(self._ready_file.read_text())
+        return values
+
+    def pid(self, role: str) -> int:
+        return int(self.ready["pids"][role])
+
+    def kill(self, role: str, how: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.pid(role)
+        os.kill(pid, how)
+        return pid
+
+    def s3(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.ready["s3"],
+            region_name=self.ready["region"],
+            aws_access_key_id=self.ready["access_key_id"],
+            aws_secret_access_key=self.ready["secret_access_key"],
+            config=Config(retries={"max_attempts": 10, "mode": "standard"}, max_pool_connections=50),
+        )
+
+
+@contextmanager
+def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
+    """`tidings up` on any free port, its data in `folder`."""
+    ready_file = folder / "ready.json"
+    command = [sys.executable, "-m", "tidings", "up", "--data", str(folder / "data"), "--port", "0"]
+    log = folder / "up.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env={**os.environ, **environment}
+        )
+    try:
+        deadline = time.monotonic() + 180
+        while not ready_file.exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield Running(process, ready_file, folder / "data")
+    finally:
+        process.terminate()
+        process.wait(90)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One stack for every test that breaks nothing."""
+    with running_stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
