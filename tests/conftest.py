@@ -34,18 +34,22 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     server.stop()
 
 
-@pytest.fixture
-def database_url(postgres: Postgres) -> Iterator[str]:
-    """A database of the test's own, migrated and empty."""
+def fresh_database(postgres: Postgres, name: str) -> str:
+    """A migrated, empty database; one of that name is dropped first. Returns its URL."""
+    server = postgres.url.removesuffix("/tidings")
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         if not connection.execute("select from pg_database where datname = 'template'").rowcount:
             connection.execute("create database template")
-            migrate(postgres.url.removesuffix("/tidings") + "/template")
-        name = f"test_{next(_numbers)}"
+            migrate(f"{server}/template")
+        connection.execute(f"drop database if exists {name} with (force)".encode())
         connection.execute(f"create database {name} template template".encode())
-    yield postgres.url.removesuffix("/tidings") + f"/{name}"
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute(f"drop database {name} with (force)".encode())
+    return f"{server}/{name}"
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> str:
+    """A database of the test's own."""
+    return fresh_database(postgres, f"test_{next(_numbers)}")
 
 
 @pytest.fixture
@@ -56,14 +60,26 @@ def database(database_url: str) -> Iterator[psycopg.Connection]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One session for the whole run, made as the stream makes its own."""
+def spark(postgres: Postgres) -> Iterator[SparkSession]:
+    """One session for the whole run, made as the stream makes its own. Its workers know the database `spark_test`."""
+    from tidings import settings
     from tidings.delivery import session
-    from tidings.settings import Settings
 
-    running = session.start(Settings())
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TIDINGS_DATABASE__URL", postgres.url.removesuffix("/tidings") + "/spark_test")
+        running = session.start(settings.load())
     yield running
     running.stop()
+
+
+@pytest.fixture
+def spark_database(spark: SparkSession, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
+    """The database that Spark's workers read, empty."""
+    assert spark.version
+    url = fresh_database(postgres, "spark_test")
+    monkeypatch.setenv("TIDINGS_DATABASE__URL", url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
 
 
 class Running:

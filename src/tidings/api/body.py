@@ -29,18 +29,19 @@ def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 class Body:
     """`ended` says that nothing more will come: the length was announced and has arrived, or the last piece has."""
 
-    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], stall_seconds: float = STALL_SECONDS) -> None:
         self._receive = receive
+        self._stall_seconds = stall_seconds
         self._left = _announced(headers)
         self.ended = self._left == 0
 
     async def next(self) -> bytes:
         """The next piece. A client that goes away, or sends nothing for too long, has not sent a whole body."""
         try:
-            async with asyncio.timeout(STALL_SECONDS):
+            async with asyncio.timeout(self._stall_seconds):
                 message = await self._receive()
         except TimeoutError:
-            sentence = f"Nothing of the body came for {STALL_SECONDS:.0f} s: send it again."
+            sentence = f"Nothing of the body came for {self._stall_seconds:.0f} s: send it again."
             raise CallerError("RequestTimeout", sentence) from None
         if message["type"] != "http.request":
             self.ended = True

@@ -74,17 +74,17 @@ _MARKERS = ("notification", "location", "list-type")
 
 def find(method: str, target: Target, headers: Mapping[str, str]) -> Operation:
     """The operation, if all of it is served."""
-    query = target.query
-    marker = next((name for name in _MARKERS if name in query), "")
-    operation = _OPERATIONS.get((method, target.level, marker))
+    query, level = target.query, target.level
+    marker = next((name for name in _MARKERS if name in query and (method, level, name) in _OPERATIONS), "")
+    operation = _OPERATIONS.get((method, level, marker))
     if method not in unserved.VERBS:
         message = "The specified method is not allowed against this resource."
-        raise CallerError("MethodNotAllowed", message, Method=method[:20], ResourceType=target.level.upper())
+        raise CallerError("MethodNotAllowed", message, Method=method[:20], ResourceType=level.upper())
     unknown = [name for name in query if name not in ("x-id", marker)]
     if operation is not None:
         unknown = [name for name in unknown if name not in operation.parameters]
     if operation is None or unknown:
-        raise _not_implemented(unserved.name(method, target.level, unknown, operation.name if operation else None))
+        raise _not_implemented(unserved.name(method, level, unknown, operation.name if operation else None))
     for name in headers:
         if (name.startswith("x-amz-") or name in _CONDITIONS) and not _understood(operation, name, headers[name]):
             asked = "CopyObject" if name == "x-amz-copy-source" else f"{operation.name} with {name[:100]}"

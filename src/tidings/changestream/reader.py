@@ -73,9 +73,23 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[p
     for piece in wanted:
         select = f"select {piece.window}::bigint as window, {columns} from changes"
         query = f"{select} where {piece.condition}{mine} order by seq"
-        with _connection(url, os.getpid()).cursor() as cursor:
-            cursor.execute(query)
+        yield from _fetch(url, query)
+
+
+def _fetch(url: str, query: str) -> Iterator[pa.RecordBatch]:
+    try:
+        cursor = _connection(url, os.getpid()).cursor()
+        cursor.execute(query)
+    except Exception:  # kept from an earlier round, and the database was started again since
+        _connection.cache_clear()
+        cursor = _connection(url, os.getpid()).cursor()
+        cursor.execute(query)
+    with cursor:
+        try:
             yield from cursor.fetch_record_batch()
+        except Exception:
+            _connection.cache_clear()
+            raise
 
 
 @lru_cache(maxsize=4)

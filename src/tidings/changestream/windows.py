@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -143,6 +144,18 @@ def _take(connection: Connection, previous: Window, window: Window, after: int, 
     ).fetchone()
     assert row is not None
     return row[0], row[1]
+
+
+def oldest(connection: Connection) -> Position:
+    """Where reading can begin: before everything, or after the oldest window that is kept once others were forgotten."""
+    row = connection.execute("select id, hi from windows order by id limit 1").fetchone()
+    return START if row is None or row[0] == 1 else Position(row[0], row[1])
+
+
+def at(connection: Connection, moment: datetime) -> Position:
+    """The end of the last window that was cut at or before a moment."""
+    row = connection.execute("select id, hi from windows where cut_at <= %s order by id desc limit 1", [moment]).fetchone()
+    return Position(row[0], row[1]) if row else START
 
 
 def latest(connection: Connection) -> Position:

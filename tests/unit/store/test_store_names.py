@@ -56,7 +56,12 @@ def test_any_text_is_a_key(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("raw", "code"),
-    [(b"x" * 1025, "KeyTooLongError"), ("ü".encode() * 513, "KeyTooLongError"), (b"\xff", "InvalidURI"), (b"a\0b", "InvalidArgument")],
+    [
+        (b"x" * 1025, "KeyTooLongError"),
+        ("ü".encode() * 513, "KeyTooLongError"),
+        (b"\xff", "InvalidURI"),
+        (b"a\0b", "InvalidArgument"),
+    ],
 )
 def test_what_is_no_key_is_refused(raw: bytes, code: str) -> None:
     with pytest.raises(CallerError) as caught:

@@ -1,0 +1,111 @@
+"""Buckets, and the keys that requests come with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from tidings.access.keys import KeyCache, create_key
+from tidings.access.projects import create_project, find_project
+from tidings.db.pool import Pool, make_pool
+from tidings.errors import CallerError, OperatorError
+from tidings.store import buckets
+from tidings.store.objects import Content, Origin, put
+
+
+def run(url: str, work: Callable[[Pool], Awaitable[Any]]) -> Any:
+    async def opened() -> Any:
+        async with make_pool(url, 4) as pool:
+            return await work(pool)
+
+    return asyncio.run(opened())
+
+
+def test_a_bucket_is_made_listed_and_deleted(database_url: str, database: psycopg.Connection) -> None:
+    one, other = create_project(database, "one"), create_project(database, "other")
+
+    async def work(pool: Pool) -> None:
+        for name in ("bbb", "aaa", "a.b", "abc"):
+            await buckets.create(pool, one, name)
+        await buckets.create(pool, other, "bbb")
+        assert [each.name for each in await buckets.list_all(pool, one)] == ["a.b", "aaa", "abc", "bbb"]
+        assert [each.name for each in await buckets.list_all(pool, one, "a", "a.b", 1)] == ["aaa"]
+        with pytest.raises(CallerError, match="BucketAlreadyOwnedByYou"):
+            await buckets.create(pool, one, "bbb")
+        await buckets.delete(pool, one, "bbb")
+        with pytest.raises(CallerError, match="NoSuchBucket"):
+            await buckets.delete(pool, one, "bbb")
+        with pytest.raises(CallerError, match="NoSuchBucket"):
+            await buckets.check_exists(pool, one, "bbb")
+        await buckets.check_exists(pool, other, "bbb")
+
+    run(database_url, work)
+
+
+def test_a_bucket_with_an_object_in_it_stays(database_url: str, database: psycopg.Connection) -> None:
+    project = create_project(database, "one")
+
+    async def work(pool: Pool) -> None:
+        await buckets.create(pool, project, "bucket")
+        await put(pool, project, "bucket", "key", Content(0, "e", "t", {}, b""), Origin("", "", ""))
+        with pytest.raises(CallerError, match="BucketNotEmpty"):
+            await buckets.delete(pool, project, "bucket")
+        await buckets.check_exists(pool, project, "bucket")
+
+    run(database_url, work)
+
+
+def test_a_bucket_without_a_proper_name_is_not_made(database_url: str, database: psycopg.Connection) -> None:
+    project = create_project(database, "one")
+    with pytest.raises(CallerError, match="InvalidBucketName"):
+        run(database_url, lambda pool: buckets.create(pool, project, "No"))
+
+
+def test_a_project_is_made_once_and_found_by_its_name(database: psycopg.Connection) -> None:
+    public_id = create_project(database, "one")
+    row = database.execute("select id::text from projects").fetchone()
+    assert row is not None
+    assert public_id != row[0]
+    assert find_project(database, "one") == public_id
+    assert find_project(database, "two") is None
+    with pytest.raises(OperatorError, match="already a project called 'one'"):
+        create_project(database, "one")
+
+
+def test_a_key_has_the_shape_that_clients_expect_and_belongs_to_a_project(database: psycopg.Connection) -> None:
+    access_key_id, secret = create_key(database, create_project(database, "one"))
+    assert re.fullmatch(r"AKIA[A-Z2-7]{16}", access_key_id)
+    assert re.fullmatch(r"[A-Za-z0-9+/]{40}", secret)
+    with pytest.raises(OperatorError, match="no project 'nobody'"):
+        create_key(database, "nobody")
+
+
+def test_a_key_is_remembered_for_a_while_and_a_missing_one_is_not(database_url: str, database: psycopg.Connection) -> None:
+    project = create_project(database, "one")
+    (first, secret), (second, _) = create_key(database, project), create_key(database, project)
+    now = [100.0]
+
+    async def work(pool: Pool) -> None:
+        cache = KeyCache(pool, seconds=5, most=1, clock=lambda: now[0])
+        found = await cache.find(first)
+        assert found is not None
+        assert (found.access_key_id, found.secret, found.project) == (first, secret, project)
+        assert secret not in repr(found)
+        database.execute("delete from access_keys where access_key_id = %s", [first])
+        now[0] = 104.9
+        assert await cache.find(first) == found
+        now[0] = 105.0
+        assert await cache.find(first) is None
+        assert await cache.find("AKIANOBODY") is None
+        assert len(cache._known) == 0
+        assert await cache.find(second) is not None
+        third, _ = create_key(database, project)
+        assert await cache.find(third) is not None
+        assert list(cache._known) == [third]
+
+    run(database_url, work)

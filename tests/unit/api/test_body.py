@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tidings.api.body import Body
+from tidings.errors import CallerError
+
+CHUNKED = [(b"transfer-encoding", b"chunked")]
+
+
+class Client:
+    """Sends these messages, and nothing more."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.messages = list(messages)
+
+    async def __call__(self) -> dict[str, Any]:
+        if not self.messages:
+            await asyncio.sleep(3600)
+        return self.messages.pop(0)
+
+
+def piece(data: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+async def everything(body: Body) -> bytes:
+    data = b""
+    while not body.ended:
+        data += await body.next()
+    return data
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
+def test_a_request_without_a_body_is_not_asked_for_one(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    assert asyncio.run(everything(Body(Client(), headers))) == b""
+
+
+def test_a_body_ends_with_the_last_byte_that_was_announced() -> None:
+    client = Client(piece(b"abc"), piece(b"de"))
+    assert asyncio.run(everything(Body(client, [(b"content-length", b"5")]))) == b"abcde"
+
+
+def test_a_body_of_unknown_length_ends_with_its_last_piece() -> None:
+    client = Client(piece(b"abc"), piece(b""), piece(b"de", more=False))
+    assert asyncio.run(everything(Body(client, CHUNKED))) == b"abcde"
+
+
+def test_a_client_that_goes_away_has_not_sent_a_whole_body() -> None:
+    client = Client(piece(b"abc"), {"type": "http.disconnect"})
+    with pytest.raises(CallerError, match="IncompleteBody"):
+        asyncio.run(everything(Body(client, [(b"content-length", b"5")])))
+
+
+def test_a_client_that_stalls_is_not_waited_for_for_ever() -> None:
+    client = Client(piece(b"abc"))
+    with pytest.raises(CallerError, match="RequestTimeout"):
+        asyncio.run(everything(Body(client, [(b"content-length", b"5")], stall_seconds=0.05)))
+
+
+def test_the_rest_of_a_refused_body_is_taken_in_within_limits() -> None:
+    small, large = Client(piece(b"a"), piece(b"b", more=False)), Client(*[piece(bytes(1 << 20))] * 9)
+    asyncio.run(Body(small, CHUNKED).drain())
+    asyncio.run(Body(large, CHUNKED).drain())
+    assert (len(small.messages), len(large.messages)) == (0, 8)
+
+
+def test_draining_what_has_ended_or_gone_away_does_not_wait() -> None:
+    async def run() -> None:
+        async with asyncio.timeout(1):
+            await Body(Client(), []).drain()
+            await Body(Client({"type": "http.disconnect"}), CHUNKED).drain()
+
+    asyncio.run(run())
