@@ -27,9 +27,7 @@ def connect(settings: Settings) -> Connection:
 
 
 def log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("py4j", "psycopg"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 

@@ -83,9 +83,7 @@ def _refuse_unknown_variables() -> None:
     for variable in os.environ:
         section = variable.partition("__")[0].upper()
         if "__" in variable and section.startswith(_PREFIX) and section not in known:
-            raise OperatorError(
-                f"{variable} is not a setting: there is no section {section.removeprefix(_PREFIX).lower()}."
-            )
+            raise OperatorError(f"{variable} is not a setting: there is no section {section.removeprefix(_PREFIX).lower()}.")
 
 
 def masked(settings: Settings) -> dict[str, Any]:

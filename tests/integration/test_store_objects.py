@@ -120,7 +120,8 @@ def test_the_rules_that_match_are_written_into_the_change_with_the_version_they_
     store.sql.execute("update bucket_metainfos set config = 7")
     store.sql.execute(
         "insert into bucket_eventing_configs (project_id, bucket_name, config_id, topic_name, events, filter_prefix, lane)"
-        " select p.id, 'bucket', n, 't', array[e], f, (select id from lanes) from projects p, (values ('a', 's3:ObjectCreated:*', 'in/'),"
+        " select p.id, 'bucket', n, 't', array[e], f, (select id from lanes) from projects p, (values"
+        " ('a', 's3:ObjectCreated:*', 'in/'),"
         " ('b', 's3:ObjectCreated:Put', null), ('c', 's3:ObjectRemoved:*', null)) r (n, e, f)"
     )
     rule = dict(store.sql.execute("select config_id, rule::text from bucket_eventing_configs").fetchall())

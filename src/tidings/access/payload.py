@@ -36,9 +36,7 @@ def decoder_for(context: SigningContext, headers: Mapping[str, str]) -> Payload:
     kind = context.payload
     trailer = checksums.trailer_names(headers)
     if trailer and kind not in _WITH_TRAILER:
-        raise CallerError(
-            "InvalidRequest", f"A payload of {context.payload_hash!r} has no trailer: drop x-amz-trailer."
-        )
+        raise CallerError("InvalidRequest", f"A payload of {context.payload_hash!r} has no trailer: drop x-amz-trailer.")
     promise = checksums.promised(headers)
     if kind in _WHOLE:
         return Payload(_Whole(context.payload_hash if kind is PayloadKind.HASHED else None), headers, promise)

@@ -11,6 +11,4 @@ class ChangestreamSettings(BaseModel, frozen=True, extra="forbid"):
     warn_transaction_seconds: float = Field(
         30, gt=0, description="warn when a transaction has been open for this long: nothing after it can be delivered"
     )
-    warn_retention_hours: float = Field(
-        24, ge=0, description="warn when retention will reach a lane's cursor within this time"
-    )
+    warn_retention_hours: float = Field(24, ge=0, description="warn when retention will reach a lane's cursor within this time")

@@ -4,7 +4,7 @@ Register it with `spark.dataSource.register(TidingsSource)`. The database is the
 (TIDINGS_DATABASE__URL), never an option: options show up in plans.
 
 Options
-    from, to   a position (`12/3456`) or a time (ISO 8601); (from, to]. Default: from the oldest change that is kept to the newest
+    from, to   a position (`12/3456`) or a time (ISO 8601): (from, to]. Default: everything that is kept
     parts      how many tasks read side by side (default: one for each core); each holds whole keys in order of position
     max_rows   streaming: the most changes in one micro-batch (default 10,000)
 """
@@ -104,7 +104,9 @@ def bound(connection: Connection, text: str | None, default: Position) -> Positi
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise OperatorError(f"{text!r} is neither a position such as 12/3456 nor a time such as 2026-01-31T12:00:00Z.") from None
+        raise OperatorError(
+            f"{text!r} is neither a position such as 12/3456 nor a time such as 2026-01-31T12:00:00Z."
+        ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return windows.at(connection, moment)
 

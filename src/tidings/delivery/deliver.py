@@ -1,13 +1,10 @@
-"""Sending: one Arrow batch after the other, lanes side by side, one message of a key in flight.
-
-Runs in Spark's Python workers. A lane stops at its first failure; what it owes from there on is left to a later try.
-"""
+"""Delivering in Spark's Python workers: Arrow batches in, lanes side by side, one small row for each lane out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +12,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
-from tidings import destinations, plugins
 from tidings.delivery import publishers
-from tidings.events.messages import Message, Outcome, Verdict
+from tidings.delivery.sending import LaneResult, Pending, send_lane
+from tidings.events.messages import Message
 from tidings.events.positions import Position
 
 RESULT = StructType(
@@ -70,27 +67,6 @@ class Terms:
         )
 
 
-@dataclass
-class LaneResult:
-    """What became of one lane in one task."""
-
-    sent: int = 0
-    undelivered: Position | None = None
-    late: bool = False
-    seconds: float = 0.0
-    error: str | None = None
-
-
-@dataclass
-class Pending:
-    """The messages of one lane in one Arrow batch after `start`, in order of position."""
-
-    start: Position
-    slots: list[int] = field(default_factory=list)
-    positions: list[Position] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-
-
 def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.RecordBatch]:
     """Send every message of the batches, and say for each lane how far it got."""
     if terms.preload:
@@ -132,73 +108,9 @@ def _by_lane(batch: pa.RecordBatch, terms: Terms) -> dict[int, Pending]:
 async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
     async with asyncio.TaskGroup() as group:
         for lane, pending in lanes.items():
-            group.create_task(_send_lane(lane, pending, results[lane], terms, deadline))
-
-
-async def _send_lane(lane: int, pending: Pending, result: LaneResult, terms: Terms, deadline: float) -> None:
-    """Wave after wave: each wave holds the next message of every key, so that no key ever has two in flight."""
-    arn = publishers.arn_of(lane)
-    destination = publishers.connected(arn)
-    left: Sequence[int] = range(len(pending.messages))
-    probe = lane in terms.probing and result.sent == 0
-    while left:
-        wave, later = _next_wave(left, pending.slots, 1 if probe else None)
-        probe = False
-        timeout = min(terms.timeout, deadline - time.monotonic())
-        if timeout <= 0:
-            result.late, result.undelivered = True, pending.positions[left[0]]
-            return
-        began = time.monotonic()
-        outcomes = await _send_wave(destination, arn, wave, pending.messages, timeout)
-        result.seconds = max(result.seconds, time.monotonic() - began)
-        failed = [i for i, outcome in zip(wave, outcomes, strict=True) if outcome.verdict is not Verdict.SENT]
-        result.sent += len(wave) - len(failed)
-        if failed:
-            result.undelivered = pending.positions[min(failed[0], later[0]) if later else failed[0]]
-            result.late = time.monotonic() >= deadline
-            result.error = next(outcome.reason for outcome in outcomes if outcome.verdict is not Verdict.SENT)
-            return
-        left = later
-
-
-def _next_wave(left: Sequence[int], slots: list[int], limit: int | None) -> tuple[list[int], list[int]]:
-    """Split what is left into the first message of each key, at most `limit` of them, and the rest; order is kept."""
-    wave: list[int] = []
-    later: list[int] = []
-    taken: set[int] = set()
-    for i in left:
-        if slots[i] in taken or len(wave) == limit:
-            later.append(i)
-        else:
-            taken.add(slots[i])
-            wave.append(i)
-    return wave, later
-
-
-async def _send_wave(
-    destination: destinations.Destination, arn: str, wave: list[int], messages: list[Message], timeout: float
-) -> list[Outcome]:
-    """Send a wave in as many calls as the destination needs, side by side: all its keys are different."""
-    kind = plugins.load("destinations", destinations.kind_of(arn))
-    calls = [
-        destination.send([messages[i] for i in chunk], timeout)
-        for chunk in _chunks(wave, messages, kind.MAX_BATCH, kind.MAX_BYTES)
-    ]
-    return [outcome for outcomes in await asyncio.gather(*calls) for outcome in outcomes]
-
-
-def _chunks(wave: list[int], messages: list[Message], max_batch: int, max_bytes: int) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    room = max_bytes
-    for i in wave:
-        size = len(messages[i].body)
-        if chunk and (len(chunk) == max_batch or size > room):
-            yield chunk
-            chunk, room = [], max_bytes
-        chunk.append(i)
-        room -= size
-    if chunk:
-        yield chunk
+            destination = publishers.for_lane(lane)
+            probe = lane in terms.probing and results[lane].sent == 0
+            group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, probe))
 
 
 def _rows(results: dict[int, LaneResult]) -> pa.RecordBatch:

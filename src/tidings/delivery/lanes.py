@@ -217,7 +217,5 @@ def _owed(connection: Connection, lane: int, cursor: Position) -> int:
 
 def rules_of(connection: Connection, lane_ids: Sequence[int]) -> list[int]:
     """The rules that send to these lanes."""
-    rows = connection.execute(
-        "select rule from bucket_eventing_configs where lane = any(%s)", [list(lane_ids)]
-    ).fetchall()
+    rows = connection.execute("select rule from bucket_eventing_configs where lane = any(%s)", [list(lane_ids)]).fetchall()
     return [row[0] for row in rows]

@@ -85,10 +85,7 @@ def show_sign_of_life(connection: Connection, epoch: int) -> bool:
     with connection.transaction():
         connection.execute("set local synchronous_commit = off")  # nothing is lost with it
         return (
-            connection.execute(
-                "update stream set alive_at = now() where name = 'main' and epoch = %s", [epoch]
-            ).rowcount
-            == 1
+            connection.execute("update stream set alive_at = now() where name = 'main' and epoch = %s", [epoch]).rowcount == 1
         )
 
 

@@ -25,8 +25,13 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
 
 
 @lru_cache(maxsize=_KEPT)
-def arn_of(lane: int) -> str:
-    """Where a lane leads. That never changes, so it is asked once."""
+def for_lane(lane: int) -> destinations.Destination:
+    """The client of a lane's destination."""
+    return _connected(_arn_of(lane))
+
+
+def _arn_of(lane: int) -> str:
+    """Where a lane leads. That never changes."""
     with psycopg.connect(settings.load().database_url) as connection:
         row = connection.execute("select destination from lanes where id = %s", [lane]).fetchone()
     if row is None:
@@ -36,7 +41,7 @@ def arn_of(lane: int) -> str:
 
 
 @lru_cache(maxsize=_KEPT)
-def connected(arn: str) -> destinations.Destination:
+def _connected(arn: str) -> destinations.Destination:
     return destinations.connect(arn, settings.load())
 
 

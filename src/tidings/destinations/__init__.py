@@ -3,11 +3,11 @@
 A destination's file MUST hold
 
 - a docstring that is its card: the lines `ARN`, `Guarantee`, `Order`, `Batch` and `Limits`;
-- `MAX_BATCH`, the most messages that one call of `send` may carry, and `MAX_BYTES`, the most bytes of their bodies;
 - `connect(arn, settings) -> Destination`, which makes a client and does no I/O.
 
 A `Destination` MUST
 
+- say in `max_batch` how many messages one call of `send` may carry, and in `max_bytes` how many bytes of bodies;
 - answer `send` with exactly one outcome for each message, in the same order, and never raise for what a peer did:
   an expected failure is an outcome;
 - return from `send` within `timeout` seconds, whatever the peer does;
@@ -30,6 +30,9 @@ from tidings.settings import Settings
 
 
 class Destination(Protocol):
+    max_batch: int
+    max_bytes: int
+
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]: ...
 
     async def close(self) -> None: ...

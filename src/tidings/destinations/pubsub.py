@@ -23,9 +23,6 @@ from tidings.events.arn import PubSubTopic
 from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.settings import Settings
 
-MAX_BATCH = 1000
-MAX_BYTES = 9_000_000  # of 10 MB: the rest is for ids, attributes and framing
-
 # A peer that comes back should be noticed soon: gRPC's own back-off grows to two minutes.
 _CHANNEL = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.min_reconnect_backoff_ms", 200)]
 
@@ -38,6 +35,9 @@ def connect(arn: str, settings: Settings) -> PubSub:
 
 
 class PubSub:
+    max_batch = 1000
+    max_bytes = 9_000_000  # of 10 MB: the rest is for ids, attributes and framing
+
     def __init__(self, topic: PubSubTopic, emulator_host: str | None) -> None:
         self._topic = topic.name
         self._emulator_host = emulator_host

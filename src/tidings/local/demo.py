@@ -78,9 +78,7 @@ def _client(stack: Stack, out: Console) -> Any:
         "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"],
         "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": "photos/"}]}},
     }
-    s3.put_bucket_notification_configuration(
-        Bucket="demo-bucket", NotificationConfiguration={"TopicConfigurations": [rule]}
-    )
+    s3.put_bucket_notification_configuration(Bucket="demo-bucket", NotificationConfiguration={"TopicConfigurations": [rule]})
     out.print(f"bucket demo-bucket sends changes under photos/ to {_TOPIC.arn} (test event accepted)")
     return s3
 
@@ -159,9 +157,7 @@ def _conclude(written: list[tuple[str, str]], arrivals: _Arrivals, out: Console)
         if [c for c in written if c[1] == key] != [c for c in arrivals.seen if c[1] == key]
     ]
     median = statistics.median(arrivals.seconds) if arrivals.seconds else 0.0
-    out.print(
-        f"demo: {len(written)} changes, {len(arrivals.seen)} events delivered, {len(set(lost))} lost, p50 {median:.1f} s"
-    )
+    out.print(f"demo: {len(written)} changes, {len(arrivals.seen)} events delivered, {len(set(lost))} lost, p50 {median:.1f} s")
     for problem, what in (("lost", lost), ("invented", invented), ("out of order", disordered)):
         if what:
             out.print(f"demo: {problem}: {what}", markup=False)

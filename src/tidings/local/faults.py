@@ -66,16 +66,12 @@ class Fault:
         if self.seconds < 0 or self.after < 0:
             raise OperatorError(f"seconds={self.seconds} and after={self.after} must not be negative.")
         if (self.kind == "delay") != (self.seconds > 0):
-            raise OperatorError(
-                f"seconds={self.seconds} does not fit {self.kind!r}: a delay needs it, the rest refuse it."
-            )
+            raise OperatorError(f"seconds={self.seconds} does not fit {self.kind!r}: a delay needs it, the rest refuse it.")
 
 
 def check_topic(topic: str) -> None:
     if topic != EVERY_TOPIC and not _TOPIC.fullmatch(topic):
-        raise OperatorError(
-            f"{topic!r} is not a topic's name. Write projects/PROJECT/topics/TOPIC, or * for every topic."
-        )
+        raise OperatorError(f"{topic!r} is not a topic's name. Write projects/PROJECT/topics/TOPIC, or * for every topic.")
 
 
 @dataclass(slots=True)

@@ -348,9 +348,7 @@ class Broker:
         }
         subscriber = {
             "CreateSubscription": _unary(self.create_subscription, types.Subscription.pb(), types.Subscription.pb()),
-            "GetSubscription": _unary(
-                self.get_subscription, types.GetSubscriptionRequest.pb(), types.Subscription.pb()
-            ),
+            "GetSubscription": _unary(self.get_subscription, types.GetSubscriptionRequest.pb(), types.Subscription.pb()),
             "DeleteSubscription": _unary(self.delete_subscription, types.DeleteSubscriptionRequest.pb(), Empty),
             "Pull": _unary(self.pull, types.PullRequest.pb(), PullResponse),
             "Acknowledge": _unary(self.acknowledge, types.AcknowledgeRequest.pb(), Empty),

@@ -1,0 +1,81 @@
+"""One lane's messages: order per key, one in flight, and what is left when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.delivery.sending import LaneResult, Pending, send_lane
+from tidings.events.messages import SENT, Message, Outcome, Verdict
+from tidings.events.positions import START, Position
+from tidings.testing import MemoryDestination
+
+FAILED = Outcome(Verdict.RETRY, "UNAVAILABLE: try later")
+
+
+def pending(slots: list[int]) -> Pending:
+    """Message i has slot `slots[i]` and position (1, i + 1)."""
+    messages = [Message(str(i), b"x" * 10) for i in range(len(slots))]
+    return Pending(START, slots, [Position(1, i + 1) for i in range(len(slots))], messages)
+
+
+def send(destination: MemoryDestination, todo: Pending, budget: float = 5.0, probe: bool = False) -> LaneResult:
+    result = LaneResult()
+    asyncio.run(send_lane(destination, todo, result, budget, time.monotonic() + budget, probe))
+    return result
+
+
+def test_many_keys_go_in_one_call() -> None:
+    destination = MemoryDestination()
+    assert send(destination, pending([1, 2, 3])).sent == 3
+    assert [len(call) for call in destination.calls] == [3]
+
+
+def test_two_messages_of_a_key_are_never_in_one_call() -> None:
+    destination = MemoryDestination()
+    send(destination, pending([7, 7, 7, 8]))
+    assert [[message.id for message in call] for call in destination.calls] == [["0", "3"], ["1"], ["2"]]
+
+
+def test_a_probe_sends_one_message_before_the_rest() -> None:
+    destination = MemoryDestination()
+    send(destination, pending([1, 2, 3]), probe=True)
+    assert [len(call) for call in destination.calls] == [1, 2]
+
+
+def test_a_probe_that_fails_sends_nothing_else() -> None:
+    destination = MemoryDestination(lambda _: FAILED)
+    result = send(destination, pending([1, 2, 3]), probe=True)
+    assert (len(destination.calls), result.undelivered, result.error) == (1, Position(1, 1), FAILED.reason)
+
+
+def test_a_slow_destination_is_late_and_not_failed_for_good() -> None:
+    result = send(MemoryDestination(delay=1.0), pending([1, 2]), budget=0.05)
+    assert (result.late, result.sent, result.undelivered) == (True, 0, Position(1, 1))
+
+
+def test_no_call_is_larger_than_the_destination_allows() -> None:
+    destination = MemoryDestination()
+    destination.max_batch, destination.max_bytes = 4, 25
+    send(destination, pending(list(range(9))))
+    assert all(sum(len(m.body) for m in call) <= 25 and len(call) <= 4 for call in destination.calls)
+    assert len(destination.received) == 9
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.sets(st.integers(0, 39)))
+def test_whatever_fails_keys_stay_in_order_and_nothing_before_the_cursor_is_missing(slots: list[int], bad: set[int]) -> None:
+    destination = MemoryDestination(lambda message: FAILED if int(message.id) in bad else SENT)
+    destination.max_batch = 3
+    result = send(destination, pending(slots))
+    arrived = [int(message.id) for message in destination.received]
+    for slot in set(slots):
+        mine = [i for i in arrived if slots[i] == slot]
+        expected = [i for i in range(len(slots)) if slots[i] == slot]
+        assert mine == expected[: len(mine)]
+    owed_from = result.undelivered.seq - 1 if result.undelivered else len(slots)
+    assert set(range(owed_from)) <= set(arrived)
+    assert owed_from == len(slots) or owed_from not in arrived
+    assert result.sent == len(arrived)
