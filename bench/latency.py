@@ -1,7 +1,8 @@
 """latency_p50 and latency_p99: from the commit of a change to its arrival at a subscriber, through a whole stack.
 
 A change is committed, for this purpose, at its `changes.at`: PostgreSQL's clock in the writing statement, just before the
-flush to disk, so the flush counts as latency. It has arrived when Google's subscriber calls back. Both clocks are this machine's.
+flush to disk, so the flush counts as latency. It has arrived when Google's subscriber calls back. Both clocks are this
+machine's.
 """
 
 from __future__ import annotations

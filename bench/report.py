@@ -66,8 +66,8 @@ def show(out: Console, head: dict[str, Any], figures: Sequence[Figure], quick: b
         out.print(figure.note, markup=False)
     machine, versions = head["machine"], head["versions"]
     out.print(
-        f"\n{machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']:g} GiB, load {machine['load_before']:g}"
-        f" before; Python {versions['python']}, PostgreSQL {versions['postgresql']}, pyspark {versions['pyspark']},"
+        f"\n{machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']:g} GiB,"
+        f" load {machine['load_before']:g} before; Python {versions['python']}, PostgreSQL {versions['postgresql']}, pyspark {versions['pyspark']},"
         f" Java {versions['java']}",
         markup=False,
     )

@@ -27,12 +27,13 @@ import psycopg
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from conftest import Running
 from google.api_core.exceptions import AlreadyExists
 from google.cloud import pubsub_v1
 from google.cloud.pubsub_v1.subscriber.scheduler import ThreadScheduler
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
+
+from conftest import Running
 
 PROJECT = "tidings-test"
 
@@ -135,7 +136,7 @@ class Writers:
     """
 
     def __init__(
-        self, ready: dict[str, Any], buckets: Sequence[str], seed: int, *, threads: int = 4, keys: int = 48, pace: float = 0.05
+        self, ready: dict[str, Any], buckets: Sequence[str], seed: int, *, threads: int = 3, keys: int = 48, pace: float = 0.1
     ) -> None:
         self.acknowledged: list[Write] = []
         self.refused: list[str] = []
@@ -356,7 +357,7 @@ def _wanted(rows: Sequence[Any]) -> dict[str, Any]:
     return {f"{row.id}.{rule}": row for row in rows if row.rules is not None for rule in row.rules.split(",")}
 
 
-def all_arrived(database: str, collector: Collector, buckets: Sequence[str], seconds: float = 60) -> None:
+def all_arrived(database: str, collector: Collector, buckets: Sequence[str], seconds: float = 120) -> None:
     """Wait until every change that a rule wants has arrived; if that takes too long the verdict says what is lost."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and _wanted(changes(database, buckets)).keys() - collector.ids():

@@ -10,12 +10,12 @@ from urllib.parse import quote
 import psutil
 import psycopg
 import pytest
+
 from conftest import Running, running_stack
+from tidings.delivery.settings import DeliverySettings
 from traffic import Caller, Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
 
-from tidings.delivery.settings import DeliverySettings
-
-START_SECONDS = 120.0
+START_SECONDS = 180.0  # Spark starts in eight seconds on two quiet cores
 
 _STANDING = """
     with cursor as (
@@ -53,8 +53,8 @@ def in_flight(database: psycopg.Connection, bucket: str) -> int:
     return min(row[0], DeliverySettings().max_rows)
 
 
-def position(database: psycopg.Connection) -> tuple[int, int, int]:
-    row = database.execute("select epoch, win, seq from stream where name = 'main'").fetchone()
+def position(database: psycopg.Connection) -> tuple[int, int]:
+    row = database.execute("select win, seq from stream where name = 'main'").fetchone()
     assert row is not None
     return row
 
@@ -69,7 +69,7 @@ def kill_stream(stack: Running, database: psycopg.Connection, bucket: str, chanc
     exposed = in_flight(database, bucket)
     before = position(database)
     until(lambda: stack.pid("stream") != pid, 30, "the stream was started again")
-    until(lambda: position(database)[0] > before[0] and position(database) > before, START_SECONDS, "it delivers again")
+    until(lambda: position(database) > before, START_SECONDS, "it delivers again")
     return exposed
 
 

@@ -11,7 +11,7 @@ from tidings.errors import CallerError
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 STALL_SECONDS = 60.0
-_DRAIN_BYTES = 1024 * 1024
+_DRAIN_BYTES = 8 * 1024 * 1024
 _DRAIN_SECONDS = 5.0
 
 
@@ -53,10 +53,7 @@ class Body:
         return piece
 
     async def drain(self) -> None:
-        """Take in the rest of a body that was refused, within limits.
-
-        A client that is still sending when the connection is closed may see that instead of the answer.
-        """
+        """Take in the rest of a body that nobody wants, within limits."""
         left = _DRAIN_BYTES
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):

@@ -1,0 +1,134 @@
+"""route and render: from changes to messages, without streaming."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from tidings.delivery.render import MESSAGE, render
+from tidings.delivery.route import RULE, route
+from tidings.events.keys import encoded_if_different, form_encoded
+from tidings.events.schema import CHANGE
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "s3"
+AT = datetime(2026, 1, 17, 10, 30, 0, 123999, tzinfo=UTC)
+
+
+def change(**given_values: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "window": 3,
+        "seq": 255,
+        "id": "01a1de8a-9d29-7d48-8214-9ba1bea0db51",
+        "at": AT,
+        "project": "50adea63-48b7-420e-b549-643fd90a5189",
+        "bucket": "my-bucket",
+        "key": "photos/lake.jpg",
+        "event": "ObjectCreated:Put",
+        "size": 1234,
+        "etag": "d41d8cd98f00b204e9800998ecf8427e",
+        "principal": "AKIAIOSFODNN7EXAMPLE",
+        "source_ip": "127.0.0.1",
+        "request_id": "7C92CF1EEE8D99CC",
+        "config": 1,
+        "rules": "1",
+    } | given_values
+    return values | {"encoded": encoded_if_different(values["key"])}
+
+
+def rule(**given_values: Any) -> dict[str, Any]:
+    return {
+        "rule": "1",
+        "lane": 10,
+        "config_json": '"MyNotificationConfig"',
+        "events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"],
+        "prefix": None,
+        "suffix": None,
+    } | given_values
+
+
+def changes(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
+    return spark.createDataFrame([tuple(row[name] for name in CHANGE.fieldNames()) for row in rows], CHANGE)
+
+
+def rules(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
+    return spark.createDataFrame([tuple(row[name] for name in RULE.fieldNames()) for row in rows], RULE)
+
+
+def bodies(spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNotificationConfig"') -> list[str]:
+    routed = changes(spark, *rows).transform(route, rules(spark, rule(config_json=config_json)))
+    return [row.body for row in routed.transform(render, "s3", "us-east-1").orderBy("window", "seq").collect()]
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("put.json", {}),
+        ("put-odd-key.json", {"key": 'straße/a b+"c".txt', "size": 0}),
+        ("delete.json", {"event": "ObjectRemoved:Delete", "size": None, "etag": None}),
+    ],
+)
+def test_the_record_is_the_golden_one(spark: SparkSession, file: str, values: dict[str, Any]) -> None:
+    [body] = bodies(spark, change(**values))
+    assert json.loads(body) == json.loads((GOLDEN / file).read_text())
+    assert body == json.dumps(json.loads(body), separators=(",", ":"))
+
+
+def test_a_message_carries_its_lane_its_position_and_an_id_that_never_changes(spark: SparkSession) -> None:
+    routed = changes(spark, change()).transform(route, rules(spark, rule()))
+    rendered = routed.transform(render, "s3", "us-east-1")
+    assert rendered.schema.fieldNames() == MESSAGE.fieldNames()
+    expected = spark.createDataFrame([(10, 3, 255, change()["id"] + ".1")], "lane long, window long, seq long, id string")
+    assertDataFrameEqual(rendered.select("lane", "window", "seq", "id"), expected)
+
+
+def test_a_change_goes_to_every_rule_that_matched_and_still_wants_it(spark: SparkSession) -> None:
+    now = rules(
+        spark,
+        rule(),
+        rule(rule="2", lane=20, prefix="photos/"),
+        rule(rule="3", lane=30, prefix="edited/"),
+        rule(rule="5", lane=50),
+    )
+    routed = changes(spark, change(rules="1,2,3,4")).transform(route, now)
+    assert sorted(row.lane for row in routed.select("lane").collect()) == [10, 20]
+
+
+def test_a_rule_never_gets_a_change_that_it_did_not_match_when_it_was_written(spark: SparkSession) -> None:
+    routed = changes(spark, change(rules="2")).transform(route, rules(spark, rule(), rule(rule="2", lane=20)))
+    assert [row.lane for row in routed.select("lane").collect()] == [20]
+
+
+def test_messages_of_a_key_share_a_slot_and_others_do_not(spark: SparkSession) -> None:
+    rows = [change(seq=1), change(seq=2), change(seq=3, key="other"), change(seq=4, bucket="other-bucket")]
+    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", "us-east-1")
+    slots = [row.slot for row in routed.orderBy("seq").collect()]
+    assert slots[0] == slots[1]
+    assert len(set(slots)) == 3
+
+
+KEYS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x00"), min_size=1, max_size=30)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    keys=st.lists(KEYS, min_size=40, max_size=40), config_id=st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
+)
+def test_what_is_put_together_by_hand_is_always_the_json_of_the_record(
+    spark: SparkSession, keys: list[str], config_id: str
+) -> None:
+    rows = [change(seq=i + 1, key=key, size=i if i % 3 else None) for i, key in enumerate(keys)]
+    written = bodies(spark, *rows, config_json=json.dumps(config_id, ensure_ascii=False))
+    for row, body in zip(rows, written, strict=True):
+        [record] = json.loads(body)["Records"]
+        assert record["s3"]["configurationId"] == config_id
+        assert record["s3"]["object"]["key"] == form_encoded(row["key"])
+        assert record["s3"]["object"].get("size") == row["size"]
+        assert record["s3"]["object"]["sequencer"] == f"{row['seq']:016X}"
