@@ -67,8 +67,8 @@ def show(out: Console, head: dict[str, Any], figures: Sequence[Figure], quick: b
     machine, versions = head["machine"], head["versions"]
     out.print(
         f"\n{machine['cores']} cores ({machine['architecture']}), {machine['memory_gib']:g} GiB,"
-        f" load {machine['load_before']:g} before; Python {versions['python']}, PostgreSQL {versions['postgresql']}, pyspark {versions['pyspark']},"
-        f" Java {versions['java']}",
+        f" load {machine['load_before']:g} before; Python {versions['python']}, PostgreSQL {versions['postgresql']},"
+        f" pyspark {versions['pyspark']}, Java {versions['java']}",
         markup=False,
     )
     if quick:

@@ -238,7 +238,7 @@ def test_only_the_changes_that_a_rule_of_the_lane_wanted_are_read_for_it(databas
     end = windows.latest(database)
     for wanted, keys in (([rule], ["a"]), ([rule * 10 + 9], ["a", "b"]), ([0, rule], ["a"]), ([], [])):
         pieces = reader.slices(database, START, end, wanted)
-        found = [row["key"] for batch in reader.writer.read(pieces, 0, 1) for row in batch.to_pylist()]
+        found = [row["key"] for batch in reader.read(writer.url, pieces, 0, 1) for row in batch.to_pylist()]
         assert found == keys
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from tidings.errors import CallerError
@@ -15,7 +15,7 @@ _DRAIN_BYTES = 8 * 1024 * 1024
 _DRAIN_SECONDS = 5.0
 
 
-def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+def _announced(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
     """How many bytes will come; None where that is open. The server has refused a length that is not a number."""
     announced: int | None = 0
     for name, value in headers:
@@ -29,10 +29,11 @@ def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 class Body:
     """`ended` says that nothing more will come: the length was announced and has arrived, or the last piece has."""
 
-    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], stall_seconds: float = STALL_SECONDS) -> None:
         self._receive = receive
         self._stall_seconds = stall_seconds
         self._left = _announced(headers)
+        self._waits = any(name == b"expect" for name, _ in headers)
         self.ended = self._left == 0
 
     async def next(self) -> bytes:
@@ -53,8 +54,15 @@ class Body:
         return piece
 
     async def drain(self) -> None:
-        """Take in the rest of a body that nobody wants, within limits."""
+        """Take in the rest of a body that was refused, within limits.
+
+        The server closes a connection on which something is left unread, and a client that is still sending then may
+        see the reset instead of the answer. Only who waits for 100-continue with a lot to send is answered at once: to
+        read is to tell it to start. (With less to send it is told so: botocore waits for one second and sends anyway.)
+        """
         left = _DRAIN_BYTES
+        if self._waits and (self._left is None or self._left > left):
+            return
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while not self.ended and left > 0:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.api.body import Body, Receive
+from tidings.api.body import Receive
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -20,25 +20,14 @@ class Response:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | AsyncIterator[bytes] = b""
 
-    async def send(self, incoming: Body, receive: Receive, send: Send) -> None:
-        """Send it. If the client is still sending, it gets the answer first, and a while to take notice.
-
-        Were the connection closed at once, what arrives then would be answered with a reset, which can overtake the
-        answer. That includes a client that asked for 100-continue and got tired of waiting.
-        """
+    async def send(self, receive: Receive, send: Send) -> None:
         body = self.body
-        lingers = not incoming.ended
-        if lingers:
-            self.headers["connection"] = "close"  # its next request would be taken for the rest of this one
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
         if isinstance(body, bytes) and "content-length" not in self.headers and self.status not in (204, 304):
             headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         if isinstance(body, bytes):
-            await send({"type": "http.response.body", "body": body, "more_body": lingers})
-            if lingers:
-                await incoming.drain()
-                await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": body})
         else:
             await _stream(body, receive, send)
 

@@ -35,8 +35,9 @@ class S3:
         except Exception as error:
             resource = scope["raw_path"].decode("latin-1")
             response = errors.response(error, method, resource, request_id, self._host_id)
+            await body.drain()
         response.headers |= {"x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
-        await response.send(body, receive, send)
+        await response.send(receive, send)
 
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:
         method, raw_path, raw_query = scope["method"], scope["raw_path"], scope["query_string"]

@@ -32,7 +32,9 @@ def serve(settings: Settings) -> None:
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
     _check_free(host, port)
-    settings.database_url  # noqa: B018 - said here, once, rather than by every worker
+    settings.database_url  # noqa: B018 - what is missing is said here, once, rather than by every worker
+    if not settings.store.blobs:
+        raise OperatorError("No place for blobs: set TIDINGS_STORE__BLOBS, for example to file:///var/lib/tidings.")
     server = Granian(
         "tidings",
         address=host,
@@ -75,10 +77,11 @@ def _die_with_parent() -> None:
 
 def _check_free(host: str, port: int) -> None:
     """Workers share their port (SO_REUSEPORT), so a second server on it would start, and get half of the requests."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-        except OSError as error:
-            raise OperatorError(f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__PORT.") from None
+    except OSError as error:
+        problem = f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__HOST and TIDINGS_API__PORT."
+        raise OperatorError(problem) from None

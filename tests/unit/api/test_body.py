@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ async def everything(body: Body) -> bytes:
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
-def test_a_request_without_a_body_is_not_asked_for_one(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def test_a_request_without_a_body_is_not_asked_for_one(headers: list[tuple[bytes, bytes]]) -> None:
     assert asyncio.run(everything(Body(Client(), headers))) == b""
 
 
@@ -67,6 +66,14 @@ def test_the_rest_of_a_refused_body_is_taken_in_within_limits() -> None:
     asyncio.run(Body(small, CHUNKED).drain())
     asyncio.run(Body(large, CHUNKED).drain())
     assert (len(small.messages), len(large.messages)) == (0, 4)
+
+
+def test_who_waits_with_a_lot_to_send_is_not_told_to_start() -> None:
+    expects = (b"expect", b"100-continue")
+    for length, left in [(b"5", 0), (b"%d" % (9 << 20), 1)]:
+        client = Client(piece(b"hello"))
+        asyncio.run(Body(client, [expects, (b"content-length", length)]).drain())
+        assert len(client.messages) == left
 
 
 def test_draining_what_has_ended_or_gone_away_does_not_wait() -> None:
