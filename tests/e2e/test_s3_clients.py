@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,36 @@ def wait_for(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_reader_never_sees_half_of_a_replacement(server: Server, s3: Any, bucket: str) -> None:
+    """Each body says its own number all over; old blobs go while others read."""
+    s3.put_object(Bucket=bucket, Key="key", Body=b"0" * 200_000)
+
+    def write(number: int) -> None:
+        s3.put_object(Bucket=bucket, Key="key", Body=str(number % 10).encode() * 200_000)
+
+    def read(_: int) -> bool:
+        body = s3.get_object(Bucket=bucket, Key="key")["Body"].read()
+        return len(body) == 200_000 and len(set(body)) == 1
+
+    with ThreadPoolExecutor(8) as threads:
+        writes = [threads.submit(write, number) for number in range(60)]
+        assert all(threads.map(read, range(120)))
+        for each in writes:
+            each.result()
+    assert "ERROR" not in server.log
+
+
+def test_what_nobody_expected_is_an_internal_error_and_is_logged_once(server: Server, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="key", Body=os.urandom(10_000))
+    ((blob,),) = server.query("select blob from heads join bucket_metainfos b on b.id = bucket_id where b.name = %s", bucket)
+    (server.folder / "blobs" / blob).unlink()
+    with pytest.raises(ClientError) as caught:
+        s3.get_object(Bucket=bucket, Key="key")
+    assert problem(caught) == ("InternalError", 500)
+    assert server.log.count(f"request {caught.value.response['ResponseMetadata']['RequestId']}") == 1
+    assert blob not in str(caught.value.response)
 
 
 def test_a_key_may_be_any_text(server: Server, s3: Any, bucket: str) -> None:

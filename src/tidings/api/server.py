@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.settings import Settings
+from tidings.store.blobs import Blobs
 
 STOP_SECONDS = 30
 """How long requests under way may take to finish once the server is told to stop."""
@@ -32,9 +33,7 @@ def serve(settings: Settings) -> None:
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
     _check_free(host, port)
-    settings.database_url  # noqa: B018 - what is missing is said here, once, rather than by every worker
-    if not settings.store.blobs:
-        raise OperatorError("No place for blobs: set TIDINGS_STORE__BLOBS, for example to file:///var/lib/tidings.")
+    _check_settings(settings)
     server = Granian(
         "tidings",
         address=host,
@@ -53,6 +52,12 @@ def serve(settings: Settings) -> None:
     # The loader carries the settings into the workers. An import string would send them through the environment, and
     # would put the current folder in front of the module path.
     server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+
+
+def _check_settings(settings: Settings) -> None:
+    """What is wrong is said here, once and in a sentence, rather than by every worker in a traceback."""
+    _ = settings.database_url
+    Blobs(settings.store.blobs)
 
 
 def _load(settings: Settings) -> ASGIApp:

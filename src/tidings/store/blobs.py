@@ -52,7 +52,8 @@ class Blobs:
                 _prepare(self._folder)
             self._store: Any = obstore.store.from_url(url)
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
-            raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {reason}") from error
         self._removals: set[asyncio.Task[None]] = set()
 
     async def keep(self, pieces: AsyncIterator[bytes]) -> Kept:

@@ -1,0 +1,73 @@
+"""What the documents show exists: commands, settings, packages, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from tidings import settings
+from tidings.cli import app
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_make_target_that_is_shown_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|\$ )make ([a-z]+)", page.read_text())) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_command_that_is_shown_exists(page: Path) -> None:
+    known = set(getattr(typer.main.get_command(app), "commands", {}))
+    assert {"up", "stream", "lanes"} <= known
+    assert set(re.findall(r"`tidings ([a-z]+)", page.read_text())) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_every_setting_that_is_named_exists(page: Path) -> None:
+    for section, field in re.findall(r"TIDINGS_([A-Z]+)__([A-Z_]+)", page.read_text()):
+        model = settings.Settings.model_fields[section.lower()].annotation
+        assert model is not None
+        assert field.lower() in model.model_fields, f"{page.name}: {section}__{field}"
+
+
+def test_the_toml_in_the_operator_s_guide_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "operating.md").read_text(), re.DOTALL)
+    file = tmp_path / "tidings.toml"
+    file.write_text(example)
+    monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
+    assert settings.load().spark.master == "spark://spark.internal:7077"
+
+
+def test_the_python_in_the_spark_guide_is_python() -> None:
+    for example in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "spark.md").read_text(), re.DOTALL):
+        ast.parse(example)
+
+
+def test_architecture_and_readme_name_every_package() -> None:
+    packages = {path.parent.name for path in (ROOT / "src" / "tidings").glob("*/__init__.py")}
+    for page in ("ARCHITECTURE.md", "README.md"):
+        assert packages <= set(re.findall(r"`([a-z]+)/`", (ROOT / page).read_text())), page
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for section in settings.Settings.model_fields.values():
+        assert section.annotation is not None
+        for name, field in section.annotation.model_fields.items():
+            assert field.description, name

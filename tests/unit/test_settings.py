@@ -1,0 +1,47 @@
+"""The operator's settings: from the environment and a file, unknown ones refused, secrets masked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidings import settings
+from tidings.errors import OperatorError
+
+
+def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "tidings.toml"
+    file.write_text('[api]\nport = 1111\nregion = "eu-west-1"\n')
+    monkeypatch.setenv("TIDINGS_CONFIG", str(file))
+    monkeypatch.setenv("TIDINGS_API__PORT", "2222")
+    loaded = settings.load()
+    assert (loaded.api.port, loaded.api.region) == (2222, "eu-west-1")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("TIDINGS_API__PROT", "9000", "prot"),
+        ("TIDINGS_APPI__PORT", "9000", "no section appi"),
+        ("TIDINGS_API__PORT", "many", "api.port"),
+        ("TIDINGS_DELIVERY__BUDGET_SECONDS", "-1", "budget_seconds"),
+        ("TIDINGS_CONFIG", "nowhere.toml", "not a file"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(OperatorError, match=words):
+        settings.load()
+
+
+def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDINGS_DATABASE__URL", "postgresql://me:hush@host/db")
+    loaded = settings.load()
+    assert "hush" not in repr(loaded) + str(settings.masked(loaded))
+    assert "hush" in loaded.database_url
+
+
+def test_no_database_is_one_clear_sentence() -> None:
+    with pytest.raises(OperatorError, match="TIDINGS_DATABASE__URL"):
+        _ = settings.Settings().database_url
