@@ -10,6 +10,8 @@ import http.client
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import md5
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
@@ -36,6 +39,8 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 from conftest import Running
 
 PROJECT = "tidings-test"
+PROGRAMS = Path(sys.executable).parent
+"""Where `tidings` and `aws` are: in the virtual environment that runs the tests."""
 
 
 def seeded() -> int:
@@ -50,6 +55,19 @@ def until(condition: Callable[[], Any], seconds: float, what: str, every: float 
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(every)
     return said
+
+
+def tidings(*arguments: str, clear: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would, with these variables and without those of `clear`."""
+    kept = {name: value for name, value in os.environ.items() if name not in clear}
+    return subprocess.run(
+        [PROGRAMS / "tidings", *arguments],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 # The caller: one signed request after the other over one connection, a tenth of boto3's cost.
@@ -222,7 +240,12 @@ class Arrival:
     size: int | None
     etag: str | None
     sequencer: str
-    body: dict[str, Any]
+    record: dict[str, Any]
+
+    @property
+    def request_id(self) -> str:
+        said: str = self.record["responseElements"]["x-amz-request-id"]
+        return said
 
 
 class Collector:
@@ -265,8 +288,8 @@ class Collector:
             if not again and "Records" not in body:
                 self.tests.append(body)
             elif not again:
-                assert len(body["Records"]) == 1
-                self.arrivals.append(_arrival(topic, message, now, body))
+                (record,) = body["Records"]
+                self.arrivals.append(_arrival(topic, message, now, record))
         message.ack()
 
     def close(self) -> None:
@@ -278,12 +301,21 @@ class Collector:
     def of(self, topic: str) -> list[Arrival]:
         return [arrival for arrival in list(self.arrivals) if arrival.topic == topic]
 
+    def event(self, request_id: str, seconds: float = 30) -> Arrival:
+        """The event of one request, waited for."""
+        found: Arrival = until(
+            lambda: next((arrival for arrival in list(self.arrivals) if arrival.request_id == request_id), None),
+            seconds,
+            f"the event of request {request_id}",
+        )
+        return found
+
     def ids(self) -> set[str]:
         return {arrival.id for arrival in list(self.arrivals)}
 
 
-def _arrival(topic: str, message: Any, now: float, body: dict[str, Any]) -> Arrival:
-    s3 = body["Records"][0]["s3"]
+def _arrival(topic: str, message: Any, now: float, record: dict[str, Any]) -> Arrival:
+    s3 = record["s3"]
     return Arrival(
         topic,
         message.message_id,
@@ -291,11 +323,11 @@ def _arrival(topic: str, message: Any, now: float, body: dict[str, Any]) -> Arri
         now,
         s3["bucket"]["name"],
         unquote_plus(s3["object"]["key"]),
-        body["Records"][0]["eventName"],
+        record["eventName"],
         s3["object"].get("size"),
         s3["object"].get("eTag"),
         s3["object"]["sequencer"],
-        body,
+        record,
     )
 
 

@@ -33,7 +33,8 @@ _STANDING = """
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_stack(tmp_path_factory.mktemp("kill")) as running:
+    """With time enough for each round: on a busy machine a late answer would make duplicates that no kill explains."""
+    with running_stack(tmp_path_factory.mktemp("kill"), TIDINGS_DELIVERY__BUDGET_SECONDS="20") as running:
         yield running
 
 
@@ -75,7 +76,10 @@ def kill_stream(stack: Running, database: psycopg.Connection, bucket: str, chanc
 
 @pytest.mark.parametrize(
     ("kills", "objects"),
-    [(5, 1000), pytest.param(20, 5000, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])],
+    [
+        pytest.param(5, 1000, marks=pytest.mark.timeout(900)),
+        pytest.param(20, 5000, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_a_stream_that_is_killed_loses_nothing_and_keeps_the_order(
     stack: Running, collector: Collector, kills: int, objects: int

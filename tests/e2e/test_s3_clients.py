@@ -303,11 +303,10 @@ def test_the_aws_command_line_works(server: Server, tmp_path: Path) -> None:
     got = aws(server, "s3api", "get-object", "--bucket", "from-the-shell", "--key", "a b/ü", str(copy))
     assert put["ETag"] == got["ETag"] == f'"{hashlib.md5(body.read_bytes()).hexdigest()}"'
     assert copy.read_bytes() == body.read_bytes()
-    listed = aws(server, "s3api", "list-objects-v2", "--bucket", "from-the-shell")
-    assert [each["Key"] for each in listed["Contents"]] == ["a b/ü"]
     aws(server, "s3", "cp", "-", "s3://from-the-shell/hello.txt", stdin=b"hello")
     assert aws(server, "s3", "cp", "s3://from-the-shell/hello.txt", "-") == "hello"
     assert "PRE a b/" in aws(server, "s3", "ls", "s3://from-the-shell")
     aws(server, "s3", "rm", "--recursive", "s3://from-the-shell")
-    aws(server, "s3", "rb", "s3://from-the-shell")
-    assert "NoSuchBucket" in aws(server, "s3api", "get-bucket-location", "--bucket", "from-the-shell", fails=True)
+    assert "NoSuchKey" in aws(
+        server, "s3api", "get-object", "--bucket", "from-the-shell", "--key", "a b/ü", str(copy), fails=True
+    )

@@ -36,7 +36,6 @@ class Request:
 
     id: str
     host_id: str
-    method: str
     target: Target
     headers: Mapping[str, str]
     raw_headers: Sequence[tuple[bytes, bytes]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ class Response:
     """A whole body, or one that streams; who streams gives the content-length among the headers."""
 
     status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | AsyncIterator[bytes] = b""
 
     async def send(self, receive: Receive, send: Send) -> None:

@@ -36,7 +36,7 @@ class S3:
             resource = scope["raw_path"].decode("latin-1")
             response = errors.response(error, method, resource, request_id, self._host_id)
             await body.drain()
-        response.headers |= {"x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
+        response.headers = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
         await response.send(receive, send)
 
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:
@@ -51,7 +51,6 @@ class S3:
         request = Request(
             id=request_id,
             host_id=self._host_id,
-            method=method,
             target=target(raw_path, raw_query),
             headers=signed.headers,
             raw_headers=scope["headers"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -98,3 +99,6 @@ def _connection(url: str, _pid: int) -> Any:
     import adbc_driver_postgresql.dbapi as adbc  # heavy, and only readers need it
 
     return adbc.connect(url, autocommit=True)
+
+
+atexit.register(_connection.cache_clear)  # later the driver is half taken down and complains

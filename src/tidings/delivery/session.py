@@ -57,6 +57,14 @@ def start(settings: Settings) -> SparkSession:
     return spark
 
 
+def lives(spark: SparkSession) -> bool:
+    """Whether there is still a JVM behind the session."""
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except Exception:  # py4j raises whatever its socket raised
+        return False
+
+
 def _master(master: str) -> str:
     """Lanes that wait for a destination hold a thread without using a core: local[*] gets two threads more than cores."""
     return f"local[{(os.cpu_count() or 1) + 2}]" if master == "local[*]" else master

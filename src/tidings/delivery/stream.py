@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
-from tidings.delivery import catchup, lanes, ownership
+from tidings.delivery import catchup, lanes, ownership, session
 from tidings.delivery.deliver import Terms
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline, Round
-from tidings.errors import ForeignPosition, Superseded
+from tidings.errors import ForeignPosition, OperatorError, Superseded
 from tidings.events.positions import Position
 from tidings.settings import Settings
 
@@ -54,7 +54,11 @@ class Stream:
             except ForeignPosition:
                 raise
             except Exception as error:
-                # the database, a worker or Spark itself: the position stands, so begin again there
+                if not session.lives(self._spark):
+                    raise OperatorError(
+                        "Spark's JVM has died: start the stream again. `tidings up` does so by itself."
+                    ) from error
+                # the database or a worker: the position stands, so begin again there
                 log.error("the stream stops and starts again: %s", _first_line(error))
                 self._stop.wait(1.0)
 

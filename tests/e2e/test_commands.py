@@ -1,0 +1,180 @@
+"""The command line: what it prints, what it says where something is wrong, and how a stack starts, mends itself and stops."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from conftest import Running, running_stack
+from tidings.settings import Settings
+from traffic import Caller, collecting, send_events, tidings, until
+
+START_SECONDS = 180.0
+
+
+@pytest.fixture(scope="module")
+def url(stack: Running) -> str:
+    return str(stack.ready["database"])
+
+
+def says_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("tidings: ")
+    for word in words:
+        assert word in done.stderr
+
+
+def test_help_names_every_command() -> None:
+    done = tidings("--help")
+    assert done.returncode == 0
+    for name in ("up", "serve", "stream", "migrate", "project", "access", "topic", "lanes", "settings", "demo"):
+        assert re.search(rf"^[│ ]*{name} ", done.stdout, re.MULTILINE), name
+
+
+def test_a_project_and_its_key_open_buckets_of_their_own(stack: Running, url: str) -> None:
+    made = tidings("project", "create", "second-project", "--json", TIDINGS_DATABASE__URL=url)
+    project = json.loads(made.stdout)["project"]
+    by_id, by_name = (
+        json.loads(tidings("access", "create", "--project", name, "--json", TIDINGS_DATABASE__URL=url).stdout)
+        for name in (project, "second-project")
+    )
+    theirs, mine = Caller({**stack.ready, **by_id}), Caller(stack.ready)
+    assert theirs.call("PUT", "/of-the-second-project").status == 200
+    assert Caller({**stack.ready, **by_name}).call("HEAD", "/of-the-second-project").status == 200
+    assert mine.call("HEAD", "/of-the-second-project").status == 404
+    says_one_sentence(tidings("project", "create", "second-project", TIDINGS_DATABASE__URL=url), "already", "'second-project'")
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select id::text from projects where public_id = %s", [project]).fetchone()
+    assert row is not None
+    assert row[0] not in made.stdout, "the private id stays private"
+
+
+def test_lanes_shows_each_destination(stack: Running, url: str) -> None:
+    with collecting(stack) as collector:
+        send_events(stack, collector, "shown-by-lanes")
+        put = Caller(stack.ready).call("PUT", "/shown-by-lanes/key", b"x")
+        collector.event(put.request_id)
+    destination = "arn:gcp:pubsub::tidings-test:shown-by-lanes"
+    listed = json.loads(tidings("lanes", "--json", TIDINGS_DATABASE__URL=url).stdout)
+    (lane,) = [lane for lane in listed if lane["destination"] == destination]
+    assert (lane["state"], lane["attempts"], lane["error"]) == ("live", 0, None)
+    table = tidings("lanes", TIDINGS_DATABASE__URL=url)
+    assert re.search(rf"{destination} +live", table.stdout)
+
+
+def test_settings_prints_every_setting_and_no_secret(url: str) -> None:
+    password = url.split(":")[2].partition("@")[0]
+    table, as_json = (tidings("settings", *how, TIDINGS_DATABASE__URL=url) for how in ([], ["--json"]))
+    values = json.loads(as_json.stdout)
+    assert values.keys() == Settings.model_fields.keys()
+    assert values["api"]["region"] == "us-east-1"
+    assert "TIDINGS_DELIVERY__MAX_ROWS" in table.stdout
+    for done in (table, as_json):
+        assert done.returncode == 0
+        assert password not in done.stdout + done.stderr
+
+
+def test_migrate_has_nothing_to_do(url: str) -> None:
+    done = tidings("migrate", TIDINGS_DATABASE__URL=url)
+    assert (done.returncode, done.stdout) == (0, "nothing to do: the database is up to date\n")
+
+
+NOBODY = "postgresql://tidings:secret-word@127.0.0.1:1/tidings"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["lanes"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
+        (["serve"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
+        (["lanes"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
+        (["migrate"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
+        (["settings"], {"TIDINGS_NOWHERE__X": "1"}, ["TIDINGS_NOWHERE__X", "is not a setting"]),
+        (["settings"], {"TIDINGS_API__NOTHING": "1"}, ["api.nothing", "tidings settings"]),
+        (["settings"], {"TIDINGS_API__PORT": "many"}, ["api.port", "tidings settings"]),
+        (["settings"], {"TIDINGS_CONFIG": "/not/there"}, ["/not/there", "not a file"]),
+        (["topic", "create", "my-events"], {"PUBSUB_EMULATOR_HOST": "127.0.0.1:1"}, ["my-events", "projects/"]),
+        (["topic", "create", "projects/my-project/topics/my-events"], {}, ["PUBSUB_EMULATOR_HOST"]),
+    ],
+)
+def test_a_mistake_is_answered_with_one_sentence(arguments: list[str], environment: dict[str, str], words: list[str]) -> None:
+    done = tidings(*arguments, clear=["PUBSUB_EMULATOR_HOST"], **environment)
+    says_one_sentence(done, *words)
+    assert "secret-word" not in done.stderr
+
+
+def test_an_unknown_project_is_answered_with_one_sentence(url: str) -> None:
+    done = tidings("access", "create", "--project", "nobody", TIDINGS_DATABASE__URL=url)
+    says_one_sentence(done, "no project", "'nobody'")
+
+
+def test_a_database_that_was_not_migrated_is_answered_with_one_sentence(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create database bare")
+    bare = url.removesuffix("/tidings") + "/bare"
+    says_one_sentence(tidings("lanes", TIDINGS_DATABASE__URL=bare), "tidings migrate")
+    assert "migrations applied" in tidings("migrate", TIDINGS_DATABASE__URL=bare).stdout
+    assert "no lanes" in tidings("lanes", TIDINGS_DATABASE__URL=bare).stdout
+
+
+@pytest.mark.parametrize("command", ["up", "demo", "stream"])
+def test_without_java_one_sentence_says_what_to_install(command: str, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = tidings(command, clear=["JAVA_HOME"], PATH=str(tmp_path / "bin"), TIDINGS_DATABASE__URL=NOBODY)
+    says_one_sentence(done, "Java 17", "openjdk-17-jre-headless")
+    wrong = tidings(command, JAVA_HOME=str(tmp_path), TIDINGS_DATABASE__URL=NOBODY)
+    says_one_sentence(wrong, "Java 17", "JAVA_HOME", str(tmp_path))
+
+
+def test_the_ready_file_has_all_that_a_script_needs(stack: Running) -> None:
+    ready = stack.ready
+    assert {"s3", "pubsub", "database", "project", "access_key_id", "secret_access_key", "region", "pids"} == ready.keys()
+    assert {"up", "api", "stream", "postgres", "pubsub"} == ready["pids"].keys()
+    assert all(psutil.pid_exists(pid) for pid in ready["pids"].values())
+    assert ready["pids"]["up"] == stack.process.pid
+
+
+@pytest.mark.timeout(900)
+def test_a_stack_mends_itself_stops_without_a_trace_and_starts_again_with_all_it_had(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        with collecting(stack) as collector:
+            send_events(stack, collector, "kept")
+            assert Caller(stack.ready).call("PUT", "/kept/key", b"kept").status == 200
+        configuration = Caller(stack.ready).call("GET", "/kept?notification=").body
+        key = stack.ready["access_key_id"]
+        for role in ("api", "postgres", "pubsub"):
+            pid = stack.kill(role)
+            until(lambda role=role, pid=pid: stack.pid(role) != pid, 60, f"{role} has a new process")
+            until(lambda: _answer(stack) == 200, 60, f"the API answers after {role} was killed", every=0.2)
+        assert Caller(stack.ready).call("GET", "/kept/key").body == b"kept"
+        family = psutil.Process(stack.process.pid).children(recursive=True)
+        assert len(family) > 4
+        ready_file = tmp_path / "ready.json"
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(60) == 0
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert alive == []
+        assert not ready_file.exists()
+    with running_stack(tmp_path) as stack, collecting(stack) as collector:
+        assert stack.ready["access_key_id"] == key
+        assert Caller(stack.ready).call("GET", "/kept/key").body == b"kept"
+        assert Caller(stack.ready).call("GET", "/kept?notification=").body == configuration
+        collector.listen("kept")
+        again = Caller(stack.ready).call("PUT", "/kept/key", b"again")
+        assert collector.event(again.request_id, 60).key == "key"
+
+
+def _answer(stack: Running) -> int:
+    try:
+        return Caller(stack.ready).call("GET", "/kept/key").status
+    except ConnectionError:
+        return 0

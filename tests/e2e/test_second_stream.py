@@ -1,0 +1,176 @@
+"""Two streams on one database: one delivers, the other waits. One that falls silent is replaced, and does no harm later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from conftest import Running, running_stack
+from tidings.delivery.ownership import TAKEOVER_SECONDS
+from traffic import Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
+
+BUCKET = "two-streams"
+START_SECONDS = 180.0
+
+
+class Second:
+    """A `tidings stream` that somebody started by mistake."""
+
+    def __init__(self, stack: Running, folder: Path) -> None:
+        self._log = folder / "second.log"
+        settings = {
+            "TIDINGS_DATABASE__URL": stack.ready["database"],
+            "TIDINGS_STORE__BLOBS": (stack.data / "blobs").as_uri(),
+            "TIDINGS_API__PORT": stack.ready["s3"].rpartition(":")[2],
+            "TIDINGS_PUBSUB__EMULATOR_HOST": stack.ready["pubsub"],
+        }
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tidings", "stream"], stdout=log, stderr=log, env={**os.environ, **settings}
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+class Watch:
+    """Every state that the row of the stream was seen in: (epoch, window, seq)."""
+
+    def __init__(self, url: str) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+        self._url = url
+        self._stop = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[Watch]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            until(lambda: self.seen, 10, "the stream's row was read")
+            yield self
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _run(self) -> None:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            while not self._stop.wait(0.02):
+                row = connection.execute("select epoch, win, seq from stream where name = 'main'").fetchone()
+                assert row is not None
+                if not self.seen or self.seen[-1] != row:
+                    self.seen.append(row)
+
+    @property
+    def epoch(self) -> int:
+        return self.seen[-1][0]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.seen[-1][1:]
+
+    def moves(self, epoch: int, seconds: float) -> None:
+        """Wait until the stream of this epoch has moved the position."""
+        until(lambda: self.epoch >= epoch, seconds, f"a stream of epoch {epoch}")
+        start = self.position
+        until(lambda: self.position > start, 60, f"epoch {epoch} moves the position")
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it: Spark's JVM, and the Python workers below that."""
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def send_to_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        if psutil.pid_exists(pid):
+            os.kill(pid, number)
+
+
+@pytest.mark.timeout(900)
+def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(tmp_path: Path) -> None:
+    seed = seeded()
+    with running_stack(tmp_path) as stack, collecting(stack) as collector:
+        send_events(stack, collector, BUCKET)
+        url = stack.ready["database"]
+        watch = Watch(url)
+        with watch.watching(), Writers(stack.ready, [BUCKET], seed).writing() as writers:
+            second = Second(stack, tmp_path)
+            try:
+                _play(stack, second, watch, collector)
+            finally:
+                send_to_all(tree(second.process.pid), signal.SIGCONT)
+                second.process.terminate()
+                second.process.wait(60)
+        all_arrived(url, collector, [BUCKET])
+        found = verdict(url, collector, writers, [BUCKET], seed)
+    assert (found.lost, found.phantom, found.inversions) == ([], [], [])
+    assert (writers.refused, writers.unanswered) == ([], 0)
+    epochs, positions = [row[0] for row in watch.seen], [row[1:] for row in watch.seen]
+    assert epochs == sorted(epochs)
+    assert positions == sorted(positions), "the position went back"
+
+
+def _play(stack: Running, second: Second, watch: Watch, collector: Collector) -> None:
+    first, epoch = stack.pid("stream"), watch.epoch
+
+    # It waits, for all that it has started.
+    until(lambda: "another stream is active" in second.log, START_SECONDS, "the second stream waits")
+    arrived = len(collector.arrivals)
+    time.sleep(2)
+    assert watch.epoch == epoch
+    assert "the stream is ours" not in second.log
+    assert len(collector.arrivals) > arrived
+    assert len(collector.arrivals) == len(collector.ids()), "both delivered"
+
+    # The first one's driver is stopped; its JVM and its workers go on.
+    stopped = time.monotonic()
+    os.kill(first, signal.SIGSTOP)
+    watch.moves(epoch + 1, TAKEOVER_SECONDS + 60)
+    print(f"driver stopped: the second delivered after {time.monotonic() - stopped:.1f} s")
+    assert time.monotonic() - stopped > TAKEOVER_SECONDS / 2, "a stream with signs of life was replaced"
+    assert second.log.count("the stream is ours") == 1
+    os.kill(first, signal.SIGCONT)
+    _stays(watch, epoch + 1)
+    assert stack.pid("stream") == first, "the first one waits, it did not die"
+
+    # The second one and everything below it is stopped: the first takes over again.
+    silent = tree(second.process.pid)
+    stopped = time.monotonic()
+    send_to_all(silent, signal.SIGSTOP)
+    watch.moves(epoch + 2, TAKEOVER_SECONDS + 60)
+    print(f"whole tree stopped: the first delivered after {time.monotonic() - stopped:.1f} s")
+    send_to_all(silent, signal.SIGCONT)
+    _stays(watch, epoch + 2)
+    assert second.process.poll() is None
+
+    # The first one dies: the second needs no patience, for the lock went with it. The supervisor's new one waits.
+    stopped = time.monotonic()
+    stack.kill("stream")
+    watch.moves(epoch + 3, 60)
+    print(f"killed: the second delivered after {time.monotonic() - stopped:.1f} s")
+    until(lambda: stack.pid("stream") != first, 30, "the first was started again")
+
+    # The second is stopped as it should have been at once: the first carries on.
+    second.process.terminate()
+    assert second.process.wait(60) == 0
+    watch.moves(epoch + 4, START_SECONDS)
+
+
+def _stays(watch: Watch, epoch: int) -> None:
+    """Who has woken up finds that it was replaced, and the one who replaced it goes on."""
+    time.sleep(4)
+    start = watch.position
+    until(lambda: watch.position > start, 60, f"epoch {epoch} goes on")
+    assert watch.epoch == epoch
