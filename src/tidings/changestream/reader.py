@@ -54,13 +54,14 @@ def slices(connection: Connection, start: Position, end: Position, rules: Sequen
     stored.setdefault(0, windows.BEFORE_ALL)
     found = []
     for id_ in range(first, end.window + 1):
-        if id_ not in stored or id_ - 1 not in stored:
-            raise ForeignPosition(f"Window {id_} is gone: the retention has passed position {start}.")
-        window = stored[id_]
+        window, previous = stored.get(id_), stored.get(id_ - 1)
         after = start.seq if id_ == start.window else -1
+        if window and after >= window.hi:
+            continue  # read to its end: what was before it no longer matters
+        if not window or not previous:
+            raise ForeignPosition(f"Window {id_} is gone: the retention has passed position {start}.")
         upto = end.seq if id_ == end.window else window.hi
-        if after < window.hi:
-            found.append(Slice.of(stored[id_ - 1], window, after, upto, rules))
+        found.append(Slice.of(previous, window, after, upto, rules))
     return found
 
 

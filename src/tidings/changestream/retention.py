@@ -18,6 +18,9 @@ _AHEAD = timedelta(hours=48)
 _NAME = re.compile(r"changes_(\d{8}T\d{4})_(\d{8}T\d{4})")
 _STAMP = "%Y%m%dT%H%M"
 
+# Whoever waits for a lock on the log makes its writers and readers wait behind him. What does not succeed is done later.
+_BE_BRIEF = "set local lock_timeout = '200ms'"
+
 # Every cursor that may still need changes: the stream's own, and that of each lane which is not live.
 _LOWEST_CURSOR = """
     select win, seq from (select win, seq from stream union all select win, seq from lanes where state <> 'live') as c
@@ -47,22 +50,34 @@ def make_ahead(connection: Connection, settings: ChangestreamSettings, now: date
     made = []
     while start < now + _AHEAD:
         name = f"changes_{start:{_STAMP}}_{start + width:{_STAMP}}"
-        if name not in partitions(connection) and not _overlaps(connection, start, start + width):
-            statement = sql.SQL("create table {} partition of changes for values from ({}) to ({})").format(
-                sql.Identifier(name), sql.Literal(start.isoformat()), sql.Literal((start + width).isoformat())
-            )
-            try:
-                connection.execute(statement)
-                made.append(name)
-            except psycopg.errors.CheckViolation:
-                log.info("changes of %s are in the default partition and stay there", start.isoformat())
+        if not _overlaps(connection, start, start + width) and _make(connection, name, start, start + width):
+            made.append(name)
         start += width
     return made
 
 
+def _make(connection: Connection, name: str, start: datetime, end: datetime) -> bool:
+    """Made beside the log, then attached. `create table ... partition of` would wait for open writers, and others for it."""
+    table = sql.Identifier(name)
+    bounds = (sql.Literal(start.isoformat()), sql.Literal(end.isoformat()))
+    attach = sql.SQL("alter table changes attach partition {} for values from ({}) to ({})").format(table, *bounds)
+    try:
+        with connection.transaction():
+            connection.execute(_BE_BRIEF)
+            connection.execute(sql.SQL("create table {} (like changes including defaults)").format(table))
+            connection.execute(attach)
+    except psycopg.errors.CheckViolation:
+        log.info("changes of %s are in the default partition and stay there", start.isoformat())
+        return False
+    except psycopg.errors.LockNotAvailable:
+        log.info("the log is in use; the partition of %s is made later", start.isoformat())
+        return False
+    return True
+
+
 def partitions(connection: Connection) -> list[str]:
     rows = connection.execute(
-        "select inhrelid::regclass::text from pg_inherits where inhparent = 'changes'::regclass order by 1"
+        "select relname from pg_inherits join pg_class c on c.oid = inhrelid where inhparent = 'changes'::regclass order by 1"
     ).fetchall()
     return [row[0] for row in rows]
 
@@ -92,12 +107,16 @@ def drop_expired(connection: Connection, settings: ChangestreamSettings, now: da
 
 
 def _drop(connection: Connection, name: str) -> bool:
-    """Lock, check, drop. Without the lock a long transaction could commit its change between the check and the drop."""
+    """Lock, check, drop. Without the lock a long transaction could commit its change between the check and the drop.
+
+    The lock keeps writers out and lets readers in: they lock the whole log before its partitions, the drop wants the whole
+    log after this one, and with a stronger lock the two would end in a deadlock.
+    """
     table = sql.Identifier(name)
     try:
         with connection.transaction():
-            connection.execute("set local lock_timeout = '2s'")
-            connection.execute(sql.SQL("lock table {} in access exclusive mode").format(table))
+            connection.execute(_BE_BRIEF)
+            connection.execute(sql.SQL("lock table {} in share mode").format(table))
             if _has_undelivered(connection, table):
                 log.warning("%s is older than the retention, but a lane still needs it: kept", name)
                 return False
@@ -144,7 +163,9 @@ def warnings(connection: Connection, settings: ChangestreamSettings, now: dateti
     oldest = connection.execute(
         """
         select pid, extract(epoch from clock_timestamp() - xact_start), coalesce(application_name, '')
-        from pg_stat_activity where backend_xid is not null and xact_start is not null order by xact_start limit 1
+        from pg_stat_activity
+        where datname = current_database() and backend_xid is not null and xact_start is not null
+        order by xact_start limit 1
         """
     ).fetchone()
     if oldest and oldest[1] > settings.warn_transaction_seconds:

@@ -115,14 +115,17 @@ def end_of(connection: Connection, start: Position, max_rows: int) -> tuple[Posi
 
 
 def _from(connection: Connection, start: Position, count: int = 1000) -> list[Window]:
-    """The window before the one that `start` is in, that one, and up to `count` after it."""
+    """The window before the one that `start` is in, that one, and up to `count` after it.
+
+    At the end of a window the one before it no longer matters, and may be gone.
+    """
     first = max(start.window - 1, 0)
     stored = between(connection, first, start.window + count)
-    if first == 0:
+    if first == 0 and oldest(connection) == START:
         return [BEFORE_ALL, *stored]
-    if not stored or stored[0].id != first:
-        raise ForeignPosition(f"The window before position {start} is gone: the retention has passed it.")
-    return stored
+    if stored and (stored[0].id == first or stored[0].end == start):
+        return stored
+    raise ForeignPosition(f"The window before position {start} is gone: the retention has passed it.")
 
 
 def _take(connection: Connection, previous: Window, window: Window, after: int, count: int) -> tuple[int, int]:
