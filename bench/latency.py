@@ -51,7 +51,8 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
             pull.cancel()
             pull.result(timeout=10)
             subscriber.close()
-        waits, lost = _waits(stack, arrivals)
+        waits = _waits(stack, arrivals)
+    lost = seconds * PER_SECOND - len(waits)
     note = (
         f"{len(waits)} of {seconds * PER_SECOND} changes at {seconds * PER_SECOND / took:.1f} a second, {lost} lost,"
         f" {arrivals.duplicates} twice; slowest {max(waits):.2f} s; from changes.at to the subscriber's callback;"
@@ -64,6 +65,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         share, bar = _BARS[name]
         parts = [_quantile(waits[start : start + size], share) for start in range(0, len(waits), size)]
         yield Figure(name, _quantile(waits, share), bar, (min(parts), max(parts)), "s", note)
+        note = "the same run"
 
 
 def _write(stack: Stack, folder: str, number: int) -> float:
@@ -108,14 +110,13 @@ class _Arrivals:
             self._changed.wait_for(lambda: len(self.at) >= number, _WAIT_SECONDS)
 
 
-def _waits(stack: Stack, arrivals: _Arrivals) -> tuple[list[float], int]:
-    """The seconds that each timed change took, in the order of writing, and how many never came."""
+def _waits(stack: Stack, arrivals: _Arrivals) -> list[float]:
+    """The seconds that each timed change took, in the order of writing. One that never came is not among them."""
     rows = stack.database.execute(
         "select id, extract(epoch from at)::float8 from changes where bucket = %s and starts_with(key, %s) order by seq",
         [_BUCKET, f"{PREFIX}timed/"],
     ).fetchall()
-    waits = [arrivals.at[change] - at for change, at in rows if change in arrivals.at]
-    return waits, len(rows) - len(waits)
+    return [arrivals.at[change] - at for change, at in rows if change in arrivals.at]
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

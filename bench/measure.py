@@ -62,7 +62,7 @@ def interleaved(
     """
     kept: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(-warm_ups, repeats):
-        for name in list(runs) if number % 2 == 0 else reversed(runs):
+        for name in list(runs)[:: 1 if number % 2 == 0 else -1]:
             progress(f"{name}: " + (f"repeat {number + 1} of {repeats}" if number >= 0 else "warming up"))
             value = runs[name]()
             if number >= 0:

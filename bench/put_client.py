@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import selectors
+import socket
 import sys
 import time
 from itertools import count
@@ -15,35 +16,43 @@ from typing import Any
 
 from bench.put import Signer, refusal
 
+_ANSWER_SECONDS = 30.0
+
 
 class Client:
     def __init__(self, signer: Signer, connections: int) -> None:
         self._signer = signer
         self._numbers = count()  # no key twice: a key's row is a lock
+        self._connections = [signer.connect() for _ in range(connections)]
         self._selector = selectors.DefaultSelector()
-        for _ in range(connections):
-            self._selector.register(signer.connect(), selectors.EVENT_READ)
+        for connection in self._connections:
+            self._selector.register(connection, selectors.EVENT_READ, connection)
 
     def run(self, bucket: str, prefix: str, seconds: float, most: int) -> dict[str, Any]:
         """As many PUTs as the server answers in `seconds`, `most` at most."""
         requests = [self._signer.put(bucket, f"{prefix}{next(self._numbers):09}.bin") for _ in range(most)]
         cpu, began = time.process_time(), time.perf_counter()
-        until = began + seconds
-        for key in self._selector.get_map().values():
-            key.fileobj.sendall(requests.pop())
-        under_way, done, ended = len(self._selector.get_map()), 0, began
+        until, ended = began + seconds, began
+        for connection in self._connections:
+            connection.sendall(requests.pop())
+        under_way, done = len(self._connections), 0
         while under_way:
-            for key, _ in self._selector.select(30) or sys.exit("no answer for 30 s"):
-                if said := refusal(key.fileobj.recv(65536)):
+            for connection in self._answered():
+                if said := refusal(connection.recv(65536)):
                     sys.exit(f"a PUT was refused: {said}")
                 ended = time.perf_counter()
                 done += 1
                 if ended < until and requests:
-                    key.fileobj.sendall(requests.pop())
+                    connection.sendall(requests.pop())
                 else:
                     under_way -= 1
-        took = ended - began
-        return {"puts": done, "seconds": took, "cpu": time.process_time() - cpu, "ran_out": not requests}
+        return {"puts": done, "seconds": ended - began, "cpu": time.process_time() - cpu, "ran_out": not requests}
+
+    def _answered(self) -> list[socket.socket]:
+        ready = self._selector.select(_ANSWER_SECONDS)
+        if not ready:
+            sys.exit(f"no answer for {_ANSWER_SECONDS:g} s")
+        return [key.data for key, _ in ready]
 
 
 def main() -> None:

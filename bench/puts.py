@@ -2,7 +2,8 @@
 
 The same PUT to two buckets of one stack, one with a rule that wants every object and one without any configuration, in
 pairs. For put_with_eventing the stream runs and delivers each change at once, on the same cores: this is what a whole
-stack on one machine gives. For put_write_path the stream stands still: this is what the writer's own path costs.
+stack on one machine gives. For put_write_path the stream stands still: this is what the writer's own path costs. The store
+appends a change for either bucket, without rules where none wants it, so the row itself is in both figures of a pair.
 Before each phase everything written so far has been delivered; otherwise one bucket would pay for the other's events.
 """
 
@@ -14,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from google.cloud import pubsub_v1
@@ -47,19 +49,20 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 def _figure(name: str, stack: Stack, writer: _Writer, pairs: int, progress: Progress) -> Figure:
     with_stream = name == "put_with_eventing"
     spent = {way: Counter[str]() for way in _BUCKETS}
-    phases: list[dict[str, Any]] = []
+    phases: list[dict[str, float]] = []
 
     def phase(way: str) -> float:
         if with_stream:
             stack.wait_until_delivered(_DELIVER_SECONDS)
         before = cpu_seconds(stack.up)
-        phases.append(writer.write(_BUCKETS[way]))
+        done = writer.write(_BUCKETS[way])
         spent[way] += cpu_seconds(stack.up) - before
-        return phases[-1]["puts"] / phases[-1]["seconds"]
+        phases.append(done)
+        return done["puts"] / done["seconds"]
 
     stack.wait_until_delivered(_DELIVER_SECONDS)
     with nullcontext() if with_stream else stack.without_stream():
-        rates = interleaved({way: lambda way=way: phase(way) for way in _BUCKETS}, pairs, 1, progress)
+        rates = interleaved({way: partial(phase, way) for way in _BUCKETS}, pairs, 1, progress)
     progress("delivering the rest")
     stack.wait_until_delivered(_DELIVER_SECONDS)
     seconds = sum(phase["seconds"] for phase in phases) / 2
@@ -92,14 +95,14 @@ class _Writer:
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
 
-    def write(self, bucket: str) -> dict[str, Any]:
+    def write(self, bucket: str) -> dict[str, float]:
         most = int(self._seconds * _MOST_PER_SECOND)
         self._send({"bucket": bucket, "prefix": PREFIX, "seconds": self._seconds, "most": most})
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise CannotMeasure("The writing client stopped; what it said is above.")
-        done: dict[str, Any] = json.loads(line)
+        done: dict[str, float] = json.loads(line)
         if done["ran_out"]:
             raise CannotMeasure(f"The client had signed {most} requests, which was not enough.")
         return done

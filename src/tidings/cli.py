@@ -6,6 +6,8 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,8 @@ from tidings import settings as settings_module
 from tidings.errors import OperatorError
 
 if TYPE_CHECKING:
+    from psycopg import Connection
+
     from tidings.delivery.ownership import Owner
     from tidings.delivery.stream import Stream
 
@@ -33,8 +37,9 @@ topic_app = typer.Typer(help="Topics of the embedded Pub/Sub, for trying things 
 app.add_typer(access_app, name="access")
 app.add_typer(topic_app, name="topic")
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# What is printed is data: rich must not read a meaning into its brackets and colons. In a pipe nothing is cut off.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -43,8 +48,22 @@ def main() -> None:
     try:
         app()
     except OperatorError as error:
-        err.print(f"tidings: {error}", style="red", markup=False)
+        err.print(f"tidings: {error}", style="red")
         sys.exit(2)
+
+
+@contextmanager
+def database() -> Iterator[Connection]:
+    """A connection for one command."""
+    from psycopg.errors import UndefinedTable
+
+    from tidings import bootstrap
+
+    with bootstrap.connect(settings_module.load()) as connection:
+        try:
+            yield connection
+        except UndefinedTable:
+            raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
 
 
 def stop_on_signals(event: threading.Event) -> None:
@@ -81,7 +100,7 @@ def up(
             stack.stop()
             raise
     try:
-        out.print(how_to_use(stack.ready()), markup=False)
+        out.print(how_to_use(stack.ready()))
         stack.supervise(stop.is_set, ready_file)
     finally:
         with err.status("stopping"):
@@ -152,9 +171,12 @@ def stream(
 @app.command()
 def migrate() -> None:
     """Bring the database up to date."""
+    from tidings import bootstrap
     from tidings.db.migrate import migrate as migrate_database
 
-    applied = migrate_database(settings_module.load().database_url)
+    effective = settings_module.load()
+    bootstrap.connect(effective).close()  # one sentence if it does not answer
+    applied = migrate_database(effective.database_url)
     for name in applied:
         out.print(f"applied {name}")
     out.print(f"{len(applied)} migrations applied" if applied else "nothing to do: the database is up to date")
@@ -163,10 +185,9 @@ def migrate() -> None:
 @project_app.command("create")
 def project_create(name: str, as_json: AsJson = False) -> None:
     """Create a project; prints its public id."""
-    from tidings import bootstrap
     from tidings.access.projects import create_project
 
-    with bootstrap.connect(settings_module.load()) as connection:
+    with database() as connection:
         public_id = create_project(connection, name)
     out.print(json.dumps({"project": public_id, "name": name}) if as_json else f"project {name}: {public_id}")
 
@@ -176,11 +197,10 @@ def access_create(
     project: Annotated[str, typer.Option(help="The project's public id, or its name.")], as_json: AsJson = False
 ) -> None:
     """Create an access key for a project; the secret is shown only now."""
-    from tidings import bootstrap
     from tidings.access.keys import create_key
     from tidings.access.projects import find_project
 
-    with bootstrap.connect(settings_module.load()) as connection:
+    with database() as connection:
         access_key_id, secret = create_key(connection, find_project(connection, project) or project)
     if as_json:
         out.print(json.dumps({"access_key_id": access_key_id, "secret_access_key": secret}))
@@ -206,7 +226,7 @@ def topic_read(
 
     count = 0
     for body in topics.read(topic, seconds):
-        out.print(body, markup=False)
+        out.print(body)
         count += 1
     err.print(f"{count} messages")
 
@@ -214,10 +234,9 @@ def topic_read(
 @app.command()
 def lanes(as_json: AsJson = False) -> None:
     """Show how far each destination has got."""
-    from tidings import bootstrap
     from tidings.delivery import lanes as lanes_table
 
-    with bootstrap.connect(settings_module.load()) as connection:
+    with database() as connection:
         listed = lanes_table.listed(connection)
     if as_json:
         out.print(json.dumps(listed, default=str))

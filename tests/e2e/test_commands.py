@@ -83,6 +83,12 @@ def test_settings_prints_every_setting_and_no_secret(url: str) -> None:
         assert password not in done.stdout + done.stderr
 
 
+def test_a_value_is_printed_as_it_is() -> None:
+    """Brackets are markup and `:key:` is a picture to the library that prints."""
+    for how in ([], ["--json"]):
+        assert "[b]:key:[/b]" in tidings("settings", *how, TIDINGS_API__REGION="[b]:key:[/b]").stdout
+
+
 def test_migrate_has_nothing_to_do(url: str) -> None:
     done = tidings("migrate", TIDINGS_DATABASE__URL=url)
     assert (done.returncode, done.stdout) == (0, "nothing to do: the database is up to date\n")

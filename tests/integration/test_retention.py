@@ -39,6 +39,12 @@ def writer(database_url: str) -> Iterator[Writer]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _impatient(database: psycopg.Connection) -> None:
+    """What waits for a lock without end is a failure, not a pause."""
+    database.execute("set statement_timeout = '10s'")
+
+
 @pytest.fixture
 def partitioned(database: psycopg.Connection) -> psycopg.Connection:
     retention.make_ahead(database, DAILY, datetime.now(UTC))

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from google.api_core.exceptions import AlreadyExists, DeadlineExceeded, NotFound
 from google.cloud import pubsub_v1
 
-from tidings.errors import OperatorError
+from tidings.errors import CallerError, OperatorError
 from tidings.events.arn import PubSubTopic
 
 
 def _topic(name: str) -> PubSubTopic:
     if not os.environ.get("PUBSUB_EMULATOR_HOST"):
         raise OperatorError("Set PUBSUB_EMULATOR_HOST to the address that `tidings up` printed.")
-    return PubSubTopic.from_name(name)
+    try:
+        return PubSubTopic.from_name(name)
+    except CallerError:
+        raise OperatorError(f"{name!r} is not the name of a topic: write projects/PROJECT/topics/TOPIC.") from None
 
 
 def subscription_of(topic: PubSubTopic) -> str:
