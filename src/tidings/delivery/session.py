@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from pyspark.sql import SparkSession
 
@@ -32,7 +34,12 @@ def start(settings: Settings) -> SparkSession:
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(_master(settings.spark.master)).appName("tidings")
+    scratch = _scratch()
     conf = {
+        "spark.local.dir": scratch,
+        "spark.sql.warehouse.dir": scratch,
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch}",
+        "spark.python.unix.domain.socket.dir": scratch,
         "spark.driver.memory": settings.spark.driver_memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -55,6 +62,13 @@ def start(settings: Settings) -> SparkSession:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def _scratch() -> str:
+    """A folder for whatever Spark writes, which goes when the process ends. Short: socket paths end at 107 characters."""
+    folder = tempfile.mkdtemp(prefix="tidings-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def lives(spark: SparkSession) -> bool:
