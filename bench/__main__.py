@@ -37,7 +37,7 @@ def main() -> int:
         err.print(f"bench: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
-        err.print("bench: stopped")
+        err.print(f"bench: stopped ({status.status})")
         return 1
     figures.sort(key=lambda figure: NAMES.index(figure.name))
     report.show(out, head, figures, arguments.quick)

@@ -35,9 +35,6 @@ def ids(changes: list[Change]) -> list[str]:
     return sorted(change["id"] for change in changes)
 
 
-# A change that commits late.
-
-
 class BySequence:
     """The reader that everybody writes first: what comes after the highest number seen."""
 
@@ -124,9 +121,6 @@ def test_a_change_that_no_rule_wants_is_stored_and_cuts_no_window(database: psyc
     assert database.execute("select count(*) from changes").fetchone() == (3,)
 
 
-# The same rows every time.
-
-
 def a_log_with_late_rows(database: psycopg.Connection, writer: Writer) -> None:
     """Three windows; the second and the third hold rows whose numbers are lower than those of the windows before."""
     with writer.held() as long, writer.held() as short:
@@ -160,13 +154,14 @@ def test_windows_read_again_give_the_same_rows_while_writers_go_on(database: psy
     a_log_with_late_rows(database, writer)
     known = by_window(writer.read())
     with writer.writing([f"k{n}" for n in range(7)]), writer.held() as transaction:
-        for turn in range(12):
-            writer.run(writer.put_in(transaction, f"late/{turn}"))
+        for turn in itertools.count():
+            writer.run(writer.put_in(transaction, f"late/{turn % 20}"))
             again = by_window(writer.read())
             assert {window: again[window] for window in known} == known
             known = again
+            if len(known) > 12:
+                break
     last = by_window(writer.read())
-    assert len(last) > 6
     assert {window: last[window] for window in known} == known
     assert {w.id: w.n for w in windows.between(database, 1, len(last))} == {w: len(rows) for w, rows in last.items()}
     assert ids(writer.read()) == stored_ids(database)
@@ -216,7 +211,8 @@ def test_batches_of_any_size_take_the_log_apart_without_gap_or_overlap(database:
 
 
 def test_batches_of_any_size_take_the_log_apart_also_while_writers_go_on(database: psycopg.Connection, writer: Writer) -> None:
-    start, got, sizes = START, [], iter([1, 7, 2, 100, 3, 1000, 11] * 40)
+    start, sizes = START, itertools.cycle([1, 7, 2, 100, 3, 1000, 11])
+    got: list[Change] = []
     with writer.writing(["a", "b", "c", "d"]):
         while len(got) < 400:
             windows.latest(database)
@@ -242,9 +238,6 @@ def test_only_the_changes_that_a_rule_of_the_lane_wanted_are_read_for_it(databas
         assert found == keys
 
 
-# Two who cut.
-
-
 def test_two_cutters_make_each_window_once_and_nothing_is_lost_or_doubled(database: psycopg.Connection, writer: Writer) -> None:
     over = threading.Event()
     made: list[list[int]] = [[], []]
@@ -266,13 +259,14 @@ def test_two_cutters_make_each_window_once_and_nothing_is_lost_or_doubled(databa
     with writer.writing(["a", "b", "c", "d"], writers=3):
         for thread in threads:
             thread.start()
-        over.wait(1.5)
+        while min(len(mine) for mine in made) <= 10 and all(thread.is_alive() for thread in threads):
+            over.wait(0.05)
         over.set()
         together.abort()
         for thread in threads:
             thread.join()
     newest = windows.latest(database).window
-    assert min(len(mine) for mine in made) > 5, "both had their share"
+    assert min(len(mine) for mine in made) > 10, "both had their share"
     assert sorted(made[0] + made[1]) in (list(range(1, newest + 1)), list(range(1, newest)))
     assert [window.id for window in windows.between(database, 1, newest)] == list(range(1, newest + 1))
     assert ids(writer.read()) == stored_ids(database)
@@ -321,9 +315,6 @@ def test_twenty_idle_cuts_leave_the_counter_of_the_server_where_it_was(database:
             assert windows.cut(database, newest) is None
         unmoved = unmoved or next_id() == before
     assert unmoved
-
-
-# Positions of another database.
 
 
 def test_a_position_of_another_database_stops_and_rebase_goes_on(database: psycopg.Connection, writer: Writer) -> None:

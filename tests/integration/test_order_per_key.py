@@ -139,7 +139,7 @@ def breaks(database: psycopg.Connection, log: list[Change]) -> int:
     for steps in truth.values():  # the witness itself: without gap, each finds what the one before it left
         assert steps[0][1].found is None
         assert all(before.left == after.found for (_, before), (_, after) in pairwise(steps))
-    transactions = dict(database.execute("select id, xid::text from changes").fetchall())
+    transactions: dict[str, str] = dict(database.execute("select id, xid::text from changes").fetchall())
     assert sorted(change["id"] for change in log) == sorted(transactions), "each change is read once"
     found = 0
     for key, steps in truth.items():
@@ -209,7 +209,7 @@ def test_a_log_that_is_cut_by_transaction_id_breaks_the_order(database: psycopg.
         writer.run(writer.put_in(transaction, "key"))
     log = writer.read()
     assert breaks(database, log) == 0
-    ids = dict(database.execute("select id, xid::text::bigint from changes").fetchall())
+    ids: dict[str, int] = dict(database.execute("select id, xid::text::bigint from changes").fetchall())
     assert breaks(database, sorted(log, key=lambda change: (ids[change["id"]], change["seq"]))) > 0
 
 

@@ -73,9 +73,6 @@ def add_lane(database: psycopg.Connection, state: str, cursor: Position | None) 
     )
 
 
-# Made ahead.
-
-
 def test_partitions_are_made_for_the_coming_days_without_a_gap_and_only_once(database: psycopg.Connection) -> None:
     settings = ChangestreamSettings(partition_hours=6)
     made = retention.make_ahead(database, settings, NOW)
@@ -153,9 +150,6 @@ def test_while_one_process_is_at_it_another_leaves_it_alone(database: psycopg.Co
         assert len(dated(database)) == 3
 
 
-# Dropped.
-
-
 class Log(NamedTuple):
     """A log over three periods: what is in it, in the order of positions, and the partition of each change."""
 
@@ -207,7 +201,9 @@ def log(database: psycopg.Connection, writer: Writer) -> Log:
     windows.latest(database)
     for period, keys in zip(periods, (["late/a", "a", "b"], ["c", "d", "unwanted"], ["late/b", "e", "f"]), strict=True):
         database.execute("update changes set at = %s where key = any(%s)", [period, keys])
-    partition = dict(database.execute("select seq, relname from changes c join pg_class t on t.oid = c.tableoid").fetchall())
+    partition: dict[int, str] = dict(
+        database.execute("select seq, relname from changes c join pg_class t on t.oid = c.tableoid").fetchall()
+    )
     rows = [(position(change), partition[change["seq"]]) for change in writer.read()]
     assert [row[0] for row in rows] == [(1, 2), (1, 3), (1, 4), (2, 1), (2, 5), (2, 7), (3, 8), (3, 9)]
     return Log(database, rows, set(dated(database)) - set(partition.values()))
@@ -309,9 +305,6 @@ def test_changes_in_the_default_partition_are_kept_for_a_cursor_that_needs_them(
     assert writers.etags(writer.read()) == kept
 
 
-# A change that comes late into a partition whose time is over.
-
-
 def test_a_long_transaction_keeps_its_partition_and_its_change_is_delivered(
     partitioned: psycopg.Connection, writer: Writer
 ) -> None:
@@ -342,9 +335,6 @@ def test_a_drop_that_looks_before_it_has_the_lock_takes_the_late_change_with_it(
             writer.run(transaction.commit())
             assert done() is True
     assert late not in writers.etags(writer.read(place))
-
-
-# Windows are forgotten with their changes.
 
 
 def test_windows_that_no_cursor_needs_are_forgotten_and_reading_from_every_cursor_goes_on(log: Log, writer: Writer) -> None:
@@ -380,9 +370,6 @@ def test_reading_can_begin_at_the_oldest_place_that_is_kept_and_nowhere_before_i
             reader.slices(log.database, place, log.end)
         with pytest.raises(ForeignPosition):
             windows.end_of(log.database, place, 100)
-
-
-# Nobody waits.
 
 
 def put_in_time(writer: Writer, seconds: float) -> bool:
@@ -462,7 +449,7 @@ def test_the_same_in_place_and_without_a_limit_stops_every_writer_behind_a_long_
     empty = sql.Identifier(dated(partitioned)[-1])
     with writer.held() as transaction:
         writer.run(writer.put_in(transaction, "long"))
-        with beside(writer.url, lambda other: other.execute(sql.SQL(statement).format(empty))) as done:  # type: ignore[arg-type]
+        with beside(writer.url, lambda other: other.execute(sql.SQL(statement).format(empty))) as done:
             wait_until_it_waits(partitioned)
             assert not put_in_time(writer, 1)
             writer.run(transaction.commit())
@@ -500,7 +487,7 @@ def test_a_partition_that_is_locked_against_readers_ends_in_a_deadlock_with_one(
             found += 1
 
     with psycopg.connect(writer.url) as dropper:
-        dropper.execute(sql.SQL(f"lock table {{}} in {mode} mode").format(name))  # type: ignore[arg-type]
+        dropper.execute(sql.SQL(f"lock table {{}} in {mode} mode").format(name))
         with beside(writer.url, reads) as done:
             if deadlocks:
                 wait_until_it_waits(partitioned)
@@ -513,9 +500,6 @@ def test_a_partition_that_is_locked_against_readers_ends_in_a_deadlock_with_one(
                 dropper.rollback()
             done()
     assert found == deadlocks
-
-
-# What an operator is told.
 
 
 def test_nothing_is_told_when_all_is_well(partitioned: psycopg.Connection, writer: Writer) -> None:
