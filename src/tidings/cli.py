@@ -171,12 +171,19 @@ def stream(
 @app.command()
 def migrate() -> None:
     """Bring the database up to date."""
+    from datetime import UTC, datetime
+
+    import psycopg
+
     from tidings import bootstrap
+    from tidings.changestream.retention import make_ahead
     from tidings.db.migrate import migrate as migrate_database
 
     effective = settings_module.load()
     bootstrap.connect(effective).close()  # one sentence if it does not answer
     applied = migrate_database(effective.database_url)
+    with psycopg.connect(effective.database_url, autocommit=True) as connection:
+        make_ahead(connection, effective.changestream, datetime.now(UTC))
     for name in applied:
         out.print(f"applied {name}")
     out.print(f"{len(applied)} migrations applied" if applied else "nothing to do: the database is up to date")

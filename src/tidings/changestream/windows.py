@@ -72,7 +72,7 @@ def cut(connection: Connection, previous: Window) -> Window | None:
     """Store a new window after `previous` if there is a change that a rule wants; the commit is its own.
 
     Nobody may use a snapshot that is not stored: after a crash its transaction ids are handed out again. Run it on
-    an autocommit connection. Two cutters at once: the second gets nothing, and finds the window with `last`.
+    an autocommit connection. Two cutters at once: the second gets the window of the first.
     """
     statement = f"""
         with added as (
@@ -88,7 +88,7 @@ def cut(connection: Connection, previous: Window) -> Window | None:
     try:
         row = connection.execute(statement.encode(), [previous.id + 1, previous.xmax]).fetchone()
     except psycopg.errors.UniqueViolation:
-        return None
+        return last(connection)
     return _window(row) if row else None
 
 
@@ -134,12 +134,12 @@ def _take(connection: Connection, previous: Window, window: Window, after: int, 
         f"""
         select count(*), coalesce(max(seq), %s) from (
             select seq from changes
-            where rules is not null and seq > %s and {added_by(previous)}
+            where rules is not null and seq between %s and %s and {added_by(previous)}
               and pg_visible_in_snapshot(xid, %s::pg_snapshot)
             order by seq limit %s
         ) as next
         """.encode(),
-        [after, after, window.snapshot, count],
+        [after, max(after + 1, window.lo), window.hi, window.snapshot, count],
     ).fetchone()
     assert row is not None
     return row[0], row[1]

@@ -37,14 +37,40 @@ def due(standing: lanes.Standing, slow: bool) -> list[Lane]:
     return [lane for lane in standing.in_state("behind") if lane.due and lane.slow == slow]
 
 
+class Turns:
+    """Whose turn it is: the lane that has waited longest leads a chunk, so that none waits for ever behind strangers."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        self._number = 0
+
+    def leader(self, group: Sequence[Lane]) -> Lane:
+        return min(group, key=lambda lane: (self._last.get(lane.id, 0), lane.cursor))
+
+    def served(self, lanes_served: Sequence[Lane]) -> None:
+        self._number += 1
+        self._last.update((lane.id, self._number) for lane in lanes_served)
+
+
 def catch_up(
-    connection: Connection, pipeline: Pipeline, settings: Settings, epoch: int, group: Sequence[Lane], slow: bool
+    connection: Connection,
+    pipeline: Pipeline,
+    settings: Settings,
+    epoch: int,
+    stream: Position,
+    group: Sequence[Lane],
+    turns: Turns,
 ) -> int:
-    """One chunk for the lanes of a group, from the lowest cursor on; returns how many messages were confirmed."""
-    stream = _stream_position(connection)
-    start = min(lane.cursor for lane in group)
+    """One chunk, from the leader's cursor on, for every lane of the group that it reaches; returns how many were confirmed.
+
+    `stream` is a position of the stream from before the rules were read: a change behind it may need rules that the plan
+    does not have yet.
+    """
+    leader = turns.leader(group)
+    slow, start = leader.slow, leader.cursor
     end = min(_end(connection, start, settings.delivery.max_rows), stream)
-    served = [lane for lane in group if lane.cursor < end or lane.cursor >= stream]
+    served = [lane for lane in group if lane is leader or start <= lane.cursor < end]
+    turns.served(served)
     seconds = settings.delivery.publish_timeout_seconds if slow else settings.delivery.budget_seconds
     terms = Terms(
         budget=seconds,
@@ -90,7 +116,7 @@ def _end(connection: Connection, start: Position, max_rows: int) -> Position:
     return min(end, Position(start.window + _MAX_WINDOWS, 0))
 
 
-def _stream_position(connection: Connection) -> Position:
+def stream_position(connection: Connection) -> Position:
     row = connection.execute("select win, seq from stream where name = 'main'").fetchone()
     assert row is not None
     return Position(row[0], row[1])

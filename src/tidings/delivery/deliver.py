@@ -74,9 +74,10 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     deadline: float | None = None
     results: dict[int, LaneResult] = {}
     for batch in batches:
-        if deadline is None:  # the budget is for waiting on destinations, not for reading and rendering
-            deadline = time.monotonic() + terms.budget
         lanes = _by_lane(batch, terms)
+        publishers.learn(lanes)
+        if deadline is None:  # the budget is for waiting on destinations, not for anything before
+            deadline = time.monotonic() + terms.budget
         for lane, pending in lanes.items():
             results.setdefault(lane, LaneResult())
             if time.monotonic() >= deadline and results[lane].undelivered is None:

@@ -12,7 +12,6 @@ from typing import Any
 from psycopg import Connection
 from psycopg.types.json import Json
 
-from tidings.changestream import reader, windows
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
@@ -128,7 +127,7 @@ def end_round(
                  f as (update lanes set state = 'behind', win = o.win, seq = o.seq, slow = o.slow, error = o.error,
                               attempts = case when o.late then attempts else attempts + 1 end,
                               next_try = case when o.late then null else now() + make_interval(secs => %(retry)s) end,
-                              since = case when state = 'behind' then since else now() end
+                              since = now()
                        from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready') returning 1),
                  r as (update lanes set state = 'live', win = null, seq = null, attempts = 0, next_try = null,
                               slow = false, error = null, since = now()
@@ -170,7 +169,7 @@ def end_catch_up(connection: Connection, epoch: int, lane: Lane, step: Step) -> 
                next_try = now() + make_interval(secs => %(wait)s::float8),
                since = case when %(state)s = state then since else now() end
         where id = %(lane)s and state = 'behind' and (win, seq) = (%(old_win)s, %(old_seq)s)
-          and exists (select from stream where name = 'main' and epoch = %(epoch)s)
+          and exists (select from stream where name = 'main' and epoch = %(epoch)s for share)
         """,
         {
             "state": "ready" if step.ready else "behind",
@@ -207,10 +206,18 @@ def listed(connection: Connection) -> list[dict[str, Any]]:
 
 
 def _owed(connection: Connection, lane: int, cursor: Position) -> int:
-    rules = rules_of(connection, [lane])
-    pieces = reader.slices(connection, cursor, windows.last(connection).end, rules) if rules else []
-    conditions = " or ".join(f"({piece.condition})" for piece in pieces) or "false"
-    row = connection.execute(f"select count(*) from changes where {conditions}".encode()).fetchone()
+    """How many changes the lane's rules matched between its cursor and the newest window."""
+    row = connection.execute(
+        """
+        select count(*) from changes
+        where string_to_array(rules, ',') && %(rules)s::text[]
+          and pg_visible_in_snapshot(xid, (select snapshot from windows order by id desc limit 1))
+          and not pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s - 1), '1:1:'))
+          and not (changes.seq <= %(seq)s
+                   and pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s), '1:1:')))
+        """,
+        {"rules": [str(rule) for rule in rules_of(connection, [lane])], "win": cursor.window, "seq": cursor.seq},
+    ).fetchone()
     assert row is not None
     return int(row[0])
 

@@ -57,8 +57,11 @@ class Round:
 class Pipeline:
     """The plan for the rules as they are, for one thread: the stream's and catch-up's run side by side."""
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings, pool: str = "warm-up") -> None:
+        """`pool` is a scheduler pool of its own: jobs of different pools share Spark fairly, those of one queue up."""
         self._spark = spark
+        self._pool = pool
+        self._parts = max(1, spark.sparkContext.defaultParallelism) if not _is_local(settings) else _cores()
         self._settings = settings
         self._rules_version = 0
         self._plans: dict[int, DataFrame] = {}
@@ -68,7 +71,7 @@ class Pipeline:
         if version == self._rules_version:
             return
         rules = rules_frame(self._spark, current_rules(connection))
-        self._plans = {parts: self._plan(rules, parts) for parts in {1, _cores()}}
+        self._plans = {parts: self._plan(rules, parts) for parts in {1, self._parts}}
         self._rules_version = version
 
     def _plan(self, rules: DataFrame, parts: int) -> DataFrame:
@@ -82,7 +85,7 @@ class Pipeline:
         """
         some_rule = dict.fromkeys(RULE.fieldNames()) | {"rule": "0", "events": []}
         rules = rules_frame(self._spark, pa.Table.from_pylist([some_rule], schema=to_arrow_schema(RULE)))
-        self._plans = {parts: self._plan(rules, parts) for parts in {1, _cores()}}
+        self._plans = {parts: self._plan(rules, parts) for parts in {1, self._parts}}
         nothing = Round((reader.Slice(0, "false"),), Terms(budget=1, timeout=1, preload=True))
         for rows in (0, _ONE_TASK + 1, 0, _ONE_TASK + 1, 0):
             self.run(nothing, rows)
@@ -91,13 +94,18 @@ class Pipeline:
         """Deliver what the slices hold; one report for each lane that had anything. `rows` decides how many tasks."""
         if not todo.slices:
             return []
-        plan = self._plans[1 if rows <= _ONE_TASK else _cores()]
+        plan = self._plans[1 if rows <= _ONE_TASK else self._parts]
         self._spark.sparkContext.setLocalProperty(_PROPERTY, todo.to_text())
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         return lanes.merge(tuple(row) for row in plan.collect())
 
 
 def _cores() -> int:
     return os.cpu_count() or 1
+
+
+def _is_local(settings: Settings) -> bool:
+    return settings.spark.master.startswith("local")
 
 
 def _slices_of_this_task() -> Sequence[reader.Slice]:

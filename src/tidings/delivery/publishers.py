@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 
 import psycopg
@@ -24,20 +25,21 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-@lru_cache(maxsize=_KEPT)
 def for_lane(lane: int) -> destinations.Destination:
-    """The client of a lane's destination."""
-    return _connected(_arn_of(lane))
+    """The client of a lane's destination; `learn` it before."""
+    return _connected(_arns[lane])
 
 
-def _arn_of(lane: int) -> str:
-    """Where a lane leads. That never changes."""
-    with psycopg.connect(settings.load().database_url) as connection:
-        row = connection.execute("select destination from lanes where id = %s", [lane]).fetchone()
-    if row is None:
-        raise LookupError(f"there is no lane {lane}")
-    arn: str = row[0]
-    return arn
+_arns: dict[int, str] = {}
+
+
+def learn(lanes: Iterable[int]) -> None:
+    """Where lanes lead. That never changes, so each is asked for once, and all that are new in one query."""
+    unknown = [lane for lane in lanes if lane not in _arns]
+    if unknown:
+        with psycopg.connect(settings.load().database_url, connect_timeout=5) as connection:
+            rows = connection.execute("select id, destination from lanes where id = any(%s)", [unknown])
+            _arns.update(rows.fetchall())
 
 
 @lru_cache(maxsize=_KEPT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 from pyspark.sql import SparkSession
 
 from tidings.errors import OperatorError
-from tidings.settings import FILE_VARIABLE, Settings
+from tidings.settings import Settings
 
 _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt install openjdk-17-jre-headless`)"
 
@@ -41,14 +42,10 @@ def start(settings: Settings) -> SparkSession:
     builder = SparkSession.builder.master(_master(settings.spark.master)).appName("tidings")
     scratch = _scratch()
     conf = {
-        "spark.local.dir": scratch,
         "spark.sql.warehouse.dir": scratch,
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={scratch} {_ARROW}",
         "spark.executor.extraJavaOptions": _ARROW,
-        "spark.python.unix.domain.socket.dir": scratch,
         "spark.driver.memory": settings.spark.driver_memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.speculation": "false",  # a second attempt beside the first would send out of order
@@ -58,9 +55,9 @@ def start(settings: Settings) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.scheduler.mode": "FAIR",  # catch-up must not keep the stream waiting
         "spark.python.unix.domain.socket.enabled": "true",  # a third off the time of a small round
+        **(_local(scratch) if settings.spark.master.startswith("local") else _elsewhere(settings)),
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|database__url",
         "spark.executor.processTreeMetrics.enabled": "false",
-        **_executor_environment(settings),
         **settings.spark.conf,
     }
     for name, value in conf.items():
@@ -86,13 +83,28 @@ def lives(spark: SparkSession) -> bool:
 
 
 def _master(master: str) -> str:
-    """Lanes that wait for a destination hold a thread without using a core: local[*] gets two threads more than cores."""
-    return f"local[{(os.cpu_count() or 1) + 2}]" if master == "local[*]" else master
+    """Lanes that wait for a destination hold a thread without using a core: local masters get two threads more."""
+    asked = re.fullmatch(r"local\[(\d+|\*)\]|local", master)
+    if not asked:
+        return master
+    threads = (os.cpu_count() or 1) if asked[1] == "*" else int(asked[1] or 1)
+    return f"local[{threads + 2}]"
 
 
-def _executor_environment(settings: Settings) -> dict[str, str]:
-    """Workers read the settings from their environment. Locally they inherit ours; elsewhere Spark carries it over."""
-    if settings.spark.master.startswith("local"):
-        return {}
-    ours = {name: value for name, value in os.environ.items() if name.startswith("TIDINGS_") and name != FILE_VARIABLE}
-    return {f"spark.executorEnv.{name}": value for name, value in ours.items()}
+def _local(scratch: str) -> dict[str, str]:
+    """Nothing listens beyond this machine, and everything that is written goes with the process."""
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": scratch,
+        "spark.python.unix.domain.socket.dir": scratch,
+    }
+
+
+def _elsewhere(settings: Settings) -> dict[str, str]:
+    """Workers read the settings from their environment: Spark carries there what they need, redacted in its pages."""
+    needed = {
+        "TIDINGS_DATABASE__URL": settings.database_url,
+        "TIDINGS_PUBSUB__EMULATOR_HOST": settings.pubsub.emulator_host,
+    }
+    return {f"spark.executorEnv.{name}": value for name, value in needed.items() if value}

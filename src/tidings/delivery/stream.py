@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import psycopg
@@ -35,6 +34,7 @@ class Stream:
         self._settings = settings
         self._rebase = rebase
         self._stop = threading.Event()
+        self._turns = catchup.Turns()
 
     def stop(self) -> None:
         self._stop.set()
@@ -53,6 +53,8 @@ class Stream:
                 log.warning("%s", error)
             except ForeignPosition:
                 raise
+            except psycopg.errors.UndefinedTable:
+                raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
             except Exception as error:
                 if not session.lives(self._spark):
                     raise OperatorError(
@@ -66,9 +68,11 @@ class Stream:
         """Rounds in this thread, everything else beside it; the first that fails ends them all."""
         log.info("the stream is ours: epoch %s at position %s", owner.epoch, owner.position)
         over = threading.Event()
+        failures: list[Exception] = []
         helpers = [
-            threading.Thread(target=self._beside, args=(over, owner, job, every), name=job.__name__, daemon=True)
+            threading.Thread(target=self._beside, args=(over, failures, owner, job, every), name=job.__name__, daemon=True)
             for job, every in (
+                (self._show_sign_of_life, ownership.SIGN_OF_LIFE_SECONDS),
                 (self._catch_up_quick, _CATCH_UP_POLL_SECONDS),
                 (self._catch_up_slow, _CATCH_UP_POLL_SECONDS),
                 (self._upkeep, _UPKEEP_SECONDS),
@@ -82,23 +86,19 @@ class Stream:
             over.set()
             for helper in helpers:
                 helper.join()
+        if failures:
+            raise failures[0]
 
     def _rounds(self, connection: Connection, owner: Owner, over: threading.Event) -> None:
-        pipeline = Pipeline(self._spark, self._settings)
+        pipeline = Pipeline(self._spark, self._settings, "stream")
         position, newest = owner.position, windows.last(connection)
-        alive = 0.0
         while not self._stop.is_set() and not over.is_set():
             newest = windows.cut(connection, newest) or newest
             moved = self._round(connection, pipeline, owner.epoch, position, newest)
-            if moved is not None:
-                position, alive = moved, time.monotonic()
-                continue
-            if time.monotonic() - alive > ownership.SIGN_OF_LIFE_SECONDS:
-                if not ownership.show_sign_of_life(connection, owner.epoch):
-                    raise Superseded(f"Another stream has taken over from epoch {owner.epoch}.")
-                alive = time.monotonic()
-                newest = windows.last(connection)  # somebody else may cut windows too
-            self._stop.wait(self._settings.delivery.poll_seconds)
+            if moved is None:
+                self._stop.wait(self._settings.delivery.poll_seconds)
+            else:
+                position = moved
 
     def _round(
         self, connection: Connection, pipeline: Pipeline, epoch: int, start: Position, newest: windows.Window
@@ -135,18 +135,28 @@ class Stream:
         return end
 
     def _beside(
-        self, over: threading.Event, owner: Owner, job: Callable[[Connection, Pipeline, Owner], bool], every: float
+        self,
+        over: threading.Event,
+        failures: list[Exception],
+        owner: Owner,
+        job: Callable[[Connection, Pipeline, Owner], bool],
+        every: float,
     ) -> None:
         """Run a job again and again, on a connection and a plan of its own, until the stream is no longer ours."""
-        pipeline = Pipeline(self._spark, self._settings)
+        pipeline = Pipeline(self._spark, self._settings, job.__name__)
         try:
             with ownership.connect(self._settings.database_url, job.__name__) as connection:
                 while not self._stop.is_set() and not over.is_set():
                     if not job(connection, pipeline, owner):
                         over.wait(every)
         except Exception as error:
-            log.error("%s: %s", job.__name__, _first_line(error))
+            failures.append(error)
             over.set()
+
+    def _show_sign_of_life(self, connection: Connection, _pipeline: Pipeline, owner: Owner) -> bool:
+        if not ownership.show_sign_of_life(connection, owner.epoch):
+            raise Superseded(f"Another stream has taken over from epoch {owner.epoch}.")
+        return False
 
     def _catch_up_quick(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
         return self._catch_up(connection, pipeline, owner, slow=False)
@@ -155,16 +165,22 @@ class Stream:
         return self._catch_up(connection, pipeline, owner, slow=True)
 
     def _catch_up(self, connection: Connection, pipeline: Pipeline, owner: Owner, slow: bool) -> bool:
+        position = catchup.stream_position(connection)  # before the rules, as a round fixes its end before them
         standing = lanes.standing(connection)
         group = catchup.due(standing, slow)
         if not group:
             return False
         pipeline.use_rules(standing.rules_version, connection)
-        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, group, slow)
+        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, position, group, self._turns)
         return True
 
     def _upkeep(self, connection: Connection, _pipeline: Pipeline, _owner: Owner) -> bool:
-        keep_up(connection, self._settings.changestream)
+        try:
+            keep_up(connection, self._settings.changestream)
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:  # delivery does not depend on it: say so, and try again later
+            log.error("upkeep of the change stream failed: %s", _first_line(error))
         return False
 
 

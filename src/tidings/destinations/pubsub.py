@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import google.auth
 import grpc.aio
 from google.api_core.exceptions import GoogleAPICallError, InvalidArgument
 from google.pubsub_v1 import PublisherAsyncClient
@@ -43,13 +44,16 @@ class PubSub:
         self._emulator_host = emulator_host
         self._client: Any = None
 
-    def _connected(self) -> Any:
+    async def _connected(self) -> Any:
         if self._client is None:
             if self._emulator_host:
                 channel = grpc.aio.insecure_channel(self._emulator_host, options=_CHANNEL)
                 self._client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
             else:
-                self._client = PublisherAsyncClient()
+                # in a thread: without credentials Google's library asks the network for them, and waits
+                scopes = PublisherGrpcAsyncIOTransport.AUTH_SCOPES
+                credentials, _ = await asyncio.to_thread(google.auth.default, scopes=scopes)
+                self._client = PublisherAsyncClient(credentials=credentials)
         return self._client
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
@@ -60,7 +64,8 @@ class PubSub:
         try:
             # no retries of the client's own: retrying is the lane's business, and it keeps the order
             async with asyncio.timeout(timeout):
-                await self._connected().publish(request=PublishRequest.wrap(request), retry=None, timeout=timeout)
+                client = await self._connected()
+                await client.publish(request=PublishRequest.wrap(request), retry=None, timeout=timeout)
         except InvalidArgument as error:
             return [Outcome(Verdict.REJECTED, _words(error))] * len(messages)
         except GoogleAPICallError as error:

@@ -67,7 +67,7 @@ def _client(stack: Stack, out: Console) -> Any:
     s3 = boto3.client(
         "s3",
         endpoint_url=stack.s3,
-        region_name="us-east-1",
+        region_name=stack.ready()["region"],
         aws_access_key_id=access_key_id,
         aws_secret_access_key=secret,
     )

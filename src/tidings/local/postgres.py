@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,31 +65,38 @@ class Postgres:
 
     def initialise(self) -> None:
         """Make the cluster if the folder has none. A half-made one (we crashed in between) is made again."""
-        if (self.data / "PG_VERSION").exists() and (self.folder / "made").exists():
+        if (self.data / "PG_VERSION").exists():
             return
-        shutil.rmtree(self.data, ignore_errors=True)
+        making = self.folder / "data.new"
+        shutil.rmtree(making, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         password = self.folder / "password"
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24))
-        self.data.mkdir(mode=0o700)
+        making.mkdir(mode=0o700)
         if self._user:
-            self._hand_over()
-        command: list[str | Path] = [_programs() / "initdb", "--pgdata", self.data, "--username", USER]
+            self._hand_over(making)
+        command: list[str | Path] = [_programs() / "initdb", "--pgdata", making, "--username", USER]
         command += ["--encoding", "UTF8", "--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
         done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder, check=False)
         if done.returncode:
             raise OperatorError(f"initdb failed in {self.data}: {done.stderr.strip()}")
-        (self.folder / "made").touch()
+        making.rename(self.data)
 
-    def _hand_over(self) -> None:
-        """Give the server's own user its folder, and passage through every folder above."""
+    def _hand_over(self, making: Path) -> None:
+        """Give the server's own user its folder. We open the way to it in temporary folders only: elsewhere it is not ours."""
         assert self._user is not None
-        for path in (self.folder, self.data, self.folder / "password"):
+        for path in (self.folder, making, self.folder / "password"):
             shutil.chown(path, self._user)
         for parent in self.folder.parents:
-            if not parent.stat().st_mode & 0o001:
-                parent.chmod(parent.stat().st_mode | 0o111)
+            if parent.stat().st_mode & 0o001:
+                continue
+            if not parent.is_relative_to(tempfile.gettempdir()):
+                raise OperatorError(
+                    f"We are root, so PostgreSQL runs as {self._user}, which may not enter {parent}: "
+                    f"run as an ordinary user, choose another --data, or run `chmod o+x {parent}`."
+                )
+            parent.chmod(parent.stat().st_mode | 0o111)
 
     def start(self) -> None:
         """Start the server and wait until it answers. A server left over from a crash of ours is stopped first."""

@@ -174,8 +174,12 @@ class Stack:
         changed = False
         if self._postgres.process is not None and self._postgres.process.poll() is not None:
             log.warning("postgres died (%s): starting it again", self._postgres.process.returncode)
-            self._postgres.start()
-            changed = True
+            try:
+                self._postgres.start()
+                changed = True
+            except OperatorError as error:  # its old processes may still be ending
+                log.warning("%s", error)
+                time.sleep(1.0)
         for part in self._parts:
             if part.process is not None and part.process.poll() is not None:
                 changed = self._revive_part(part) or changed
