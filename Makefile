@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PORT   ?= 9000
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -22,7 +23,7 @@ demo: $(READY) ## the whole path once, from an S3 call through Spark to Pub/Sub
 	@$(BIN)/tidings demo
 
 run: $(READY) ## the same stack in the foreground, its data in ./data; Ctrl-C stops it
-	@$(BIN)/tidings up --data data
+	@$(BIN)/tidings up --data data --port $(PORT)
 
 test: $(READY) check ## all checks and tests
 	@$(BIN)/pytest -m "not chaos"

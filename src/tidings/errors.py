@@ -58,9 +58,7 @@ def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerEr
 STATUS = {
     "AccessDenied": 403,
     "AuthorizationHeaderMalformed": 400,
-    "AuthorizationQueryParametersError": 400,
     "BadDigest": 400,
-    "BucketAlreadyExists": 409,
     "BucketAlreadyOwnedByYou": 409,
     "BucketNotEmpty": 409,
     "EntityTooLarge": 400,

@@ -16,8 +16,6 @@ from conftest import Running, running_stack
 from tidings.settings import Settings
 from traffic import Caller, collecting, send_events, tidings, until
 
-START_SECONDS = 180.0
-
 
 @pytest.fixture(scope="module")
 def url(stack: Running) -> str:

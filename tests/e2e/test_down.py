@@ -9,7 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
+
 from conftest import Running
+from tidings.local.pubsub import set_fault
 from traffic import (
     PROJECT,
     Collector,
@@ -23,8 +25,6 @@ from traffic import (
     until,
     verdict,
 )
-
-from tidings.local.pubsub import set_fault
 
 DOWN_SECONDS = 4.0
 SLOWEST_PUT_SECONDS = 2.0

@@ -88,6 +88,8 @@ class Stack:
         self.credentials: dict[str, str] = {}
 
     def start(self) -> None:
+        if _listens(self._ports["s3"]):
+            raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
         self.data.mkdir(parents=True, exist_ok=True)
         (self.data / "logs").mkdir(exist_ok=True)
         self._progress("PostgreSQL")
