@@ -94,11 +94,7 @@ def up(
     stop_on_signals(stop)
     with err.status("starting") as status:
         stack = Stack(data, port, lambda part: status.update(f"starting {part}"))
-        try:
-            stack.start()
-        except BaseException:
-            stack.stop()
-            raise
+        stack.start()
     try:
         out.print(how_to_use(stack.ready()))
         stack.supervise(stop.is_set, ready_file)

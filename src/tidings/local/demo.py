@@ -29,11 +29,7 @@ def run(err: Console, out: Console) -> int:
     with tempfile.TemporaryDirectory(prefix="tidings-demo-") as folder:
         with err.status("starting") as status:
             stack = Stack(Path(folder), 0, lambda part: status.update(f"starting {part}"))
-            try:
-                stack.start()
-            except BaseException:
-                stack.stop()
-                raise
+            stack.start()
         try:
             out.print(f"started in {time.monotonic() - began:.0f} s: S3 at {stack.s3}, Pub/Sub at {stack.pubsub}")
             return _show(stack, out)

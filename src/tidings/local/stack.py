@@ -88,6 +88,14 @@ class Stack:
         self.credentials: dict[str, str] = {}
 
     def start(self) -> None:
+        """Start every part; if one does not start, those before it are stopped again."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         if _listens(self._ports["s3"]):
             raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
         self.data.mkdir(parents=True, exist_ok=True)
