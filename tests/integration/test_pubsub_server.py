@@ -80,9 +80,7 @@ def subscribe(subscriber: pubsub_v1.SubscriberClient, topic: str, **settings: An
     return name
 
 
-def publish(
-    publisher: pubsub_v1.PublisherClient, topic: str, *messages: bytes | dict[str, Any], **call: Any
-) -> list[str]:
+def publish(publisher: pubsub_v1.PublisherClient, topic: str, *messages: bytes | dict[str, Any], **call: Any) -> list[str]:
     """One Publish request, past the batching of Google's high-level client and without its retries."""
     bodies = [PubsubMessage(message if isinstance(message, dict) else {"data": message}) for message in messages]
     call = {"retry": None, "timeout": 10, **call}
@@ -139,9 +137,7 @@ class Stream:
 
 
 @contextmanager
-def consuming(
-    subscriber: pubsub_v1.SubscriberClient, subscription: str, callback: Callable[[Any], None]
-) -> Iterator[None]:
+def consuming(subscriber: pubsub_v1.SubscriberClient, subscription: str, callback: Callable[[Any], None]) -> Iterator[None]:
     future = subscriber.subscribe(subscription, callback=callback)
     try:
         yield
@@ -386,17 +382,13 @@ def test_a_nacked_message_takes_those_behind_it_back_with_it(publisher, subscrib
     ],
     ids=["none", "empty", "too many", "too large", "long value", "reserved key", "many attributes", "long key"],
 )
-def test_a_publish_beyond_the_limits_is_refused_as_a_whole(
-    publisher, subscriber, topic, subscription, messages, sentence
-):
+def test_a_publish_beyond_the_limits_is_refused_as_a_whole(publisher, subscriber, topic, subscription, messages, sentence):
     with pytest.raises(exceptions.InvalidArgument, match=sentence):
         publish(publisher, topic, *messages)
     assert now(subscriber, subscription) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["topic", "projects/p/topics/ab", "projects/p/topics/goog-x", "projects/p/topics/a/b/c"]
-)
+@pytest.mark.parametrize("name", ["topic", "projects/p/topics/ab", "projects/p/topics/goog-x", "projects/p/topics/a/b/c"])
 def test_a_name_that_is_not_a_topics_is_refused(publisher, name):
     with pytest.raises(exceptions.InvalidArgument, match=name):
         publisher.create_topic(name=name)

@@ -34,13 +34,17 @@ class Owner:
 def acquire(connection: Connection, stop: threading.Event, rebase: bool = False) -> Owner | None:
     """Wait until the stream is ours; None if we were told to stop before. The lock lives as long as the connection."""
     waiting = False
+    suspect: int | None = None
     while not stop.is_set():
         if _try_lock(connection):
             return _next_epoch(connection, rebase)
         if not waiting:
             log.info("another stream is active; waiting for it to end")
             waiting = True
-        _end_a_holder_without_sign_of_life(connection)
+        silent = _silent_holder(connection)
+        if silent is not None and silent == suspect:  # twice: a new holder has the lock a moment before it shows life
+            _end(connection, silent)
+        suspect = silent
         stop.wait(0.5)
     return None
 
@@ -63,21 +67,24 @@ def _next_epoch(connection: Connection, rebase: bool) -> Owner:
         return Owner(epoch[0], Position(row[1], row[2]))
 
 
-def _end_a_holder_without_sign_of_life(connection: Connection) -> None:
-    ended = connection.execute(
+def _silent_holder(connection: Connection) -> int | None:
+    """The database session that holds the lock, if its stream shows no sign of life."""
+    row = connection.execute(
         """
-        select l.pid, pg_terminate_backend(l.pid) from pg_locks l, stream s
+        select l.pid from pg_locks l, stream s
         where l.locktype = 'advisory' and l.granted
           and (l.classid, l.objid) = ((%(lock)s >> 32)::oid, (%(lock)s & 4294967295)::oid)
           and l.database = (select oid from pg_database where datname = current_database())
           and s.name = 'main' and s.alive_at < now() - make_interval(secs => %(takeover)s)
         """,
         {"lock": _LOCK, "takeover": TAKEOVER_SECONDS},
-    ).fetchall()
-    for pid, _ in ended:
-        log.warning(
-            "the active stream (database session %s) showed no sign of life for %s s: taken over", pid, TAKEOVER_SECONDS
-        )
+    ).fetchone()
+    return int(row[0]) if row else None
+
+
+def _end(connection: Connection, pid: int) -> None:
+    connection.execute("select pg_terminate_backend(%s)", [pid])
+    log.warning("the active stream (database session %s) showed no sign of life for %s s: taken over", pid, TAKEOVER_SECONDS)
 
 
 def show_sign_of_life(connection: Connection, epoch: int) -> bool:

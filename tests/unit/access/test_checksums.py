@@ -63,9 +63,7 @@ def test_a_checksum_in_a_header_is_promised_with_its_value() -> None:
 
 
 def test_a_checksum_in_the_trailer_is_promised_without_its_value() -> None:
-    promise = checksums.promised(
-        {"x-amz-trailer": " X-Amz-Checksum-SHA256 ,", "x-amz-sdk-checksum-algorithm": "sha256"}
-    )
+    promise = checksums.promised({"x-amz-trailer": " X-Amz-Checksum-SHA256 ,", "x-amz-sdk-checksum-algorithm": "sha256"})
     assert promise is not None
     assert (promise.algorithm.name, promise.expected) == ("SHA256", None)
 

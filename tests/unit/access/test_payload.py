@@ -159,9 +159,7 @@ def test_no_changed_byte_and_no_cut_passes(kind, encode, extra) -> None:  # type
 
 
 @pytest.mark.parametrize(("kind", "encode", "extra"), ENCODINGS)
-@given(
-    noise=st.binary(max_size=20) | st.sampled_from([b"\r\n", b"0\r\n", b":", b"5\r\n"]), at=st.integers(0), sizes=splits
-)
+@given(noise=st.binary(max_size=20) | st.sampled_from([b"\r\n", b"0\r\n", b":", b"5\r\n"]), at=st.integers(0), sizes=splits)
 def test_noise_in_a_chunked_body_is_a_refusal_or_changes_nothing(kind, encode, extra, noise, at, sizes) -> None:  # type: ignore[no-untyped-def]
     body = encode(HELLO)
     at %= len(body)
@@ -450,9 +448,7 @@ def test_an_endless_line_and_an_endless_trailer_are_refused_before_they_fill_the
         (PayloadKind.UNSIGNED, {"content-length": "5"}, b"hello more"),
     ],
 )
-def test_more_data_than_was_promised_is_refused_at_once(
-    kind: PayloadKind, headers: dict[str, str], body: bytes
-) -> None:
+def test_more_data_than_was_promised_is_refused_at_once(kind: PayloadKind, headers: dict[str, str], body: bytes) -> None:
     payload = decoder_for(context(kind), headers)
     with pytest.raises(CallerError) as caught:
         payload.feed(body)

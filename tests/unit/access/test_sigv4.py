@@ -140,9 +140,7 @@ def http() -> Boto3:
     return Boto3("http://127.0.0.1:9000")
 
 
-def signed_by_hand(
-    method: str, url: str, body: bytes = b"", headers: dict[str, str] | None = None, **context: Any
-) -> Request:
+def signed_by_hand(method: str, url: str, body: bytes = b"", headers: dict[str, str] | None = None, **context: Any) -> Request:
     """Signed by botocore's own S3SigV4Auth, for requests that no boto3 client makes."""
     request = AWSRequest(method=method, url=url, data=body, headers=headers or {})
     request.context.update(context)
@@ -230,9 +228,7 @@ def test_genuine_calls_of_every_kind_pass(endpoint: str, call: str, https: Boto3
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024 * 1024, 2 * 1024 * 1024 + 17])
-def test_a_streamed_body_passes_in_aws_chunks_over_https_and_whole_over_http(
-    size: int, https: Boto3, http: Boto3
-) -> None:
+def test_a_streamed_body_passes_in_aws_chunks_over_https_and_whole_over_http(size: int, https: Boto3, http: Boto3) -> None:
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     kinds = []
     for client in (https, http):
@@ -244,9 +240,7 @@ def test_a_streamed_body_passes_in_aws_chunks_over_https_and_whole_over_http(
 
 
 def test_an_unsigned_payload_passes() -> None:
-    client = Boto3(
-        "https://store.example", s3={"payload_signing_enabled": False}, request_checksum_calculation="when_required"
-    )
+    client = Boto3("https://store.example", s3={"payload_signing_enabled": False}, request_checksum_calculation="when_required")
     request = client.sign("put_object", Bucket="bucket", Key="key", Body=b"hello")
     assert request.header("x-amz-content-sha256") == b"UNSIGNED-PAYLOAD"
     assert serve(request).length == 5
@@ -269,16 +263,12 @@ def test_the_date_header_serves_where_there_is_no_x_amz_date() -> None:
 def test_repeated_headers_are_joined_with_a_comma() -> None:
     request = signed_by_hand("GET", "http://store.example/b/k", headers={"x-amz-meta-list": "one,two  three"})
     split = request.without_header("x-amz-meta-list")
-    serve(
-        replace(split, headers=((b"X-Amz-Meta-List", b" one "), *split.headers, (b"x-amz-meta-list", b"two three\t")))
-    )
+    serve(replace(split, headers=((b"X-Amz-Meta-List", b" one "), *split.headers, (b"x-amz-meta-list", b"two three\t"))))
 
 
 def test_utf8_in_a_header_is_signed_byte_for_byte() -> None:
     # U+00E0 ends in the byte 0xA0 in UTF-8, which is white space for a str of latin-1.
-    serve(
-        signed_by_hand("PUT", "http://store.example/b/k", headers={"Content-Disposition": 'filename="voil\u00e0.txt"'})
-    )
+    serve(signed_by_hand("PUT", "http://store.example/b/k", headers={"Content-Disposition": 'filename="voil\u00e0.txt"'}))
 
 
 @pytest.mark.parametrize(
@@ -640,9 +630,7 @@ def test_an_unsigned_trailer_upload_needs_a_valid_signature(genuine: list[Reques
     request = genuine[0]
     assert request.header("x-amz-content-sha256") == b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"
     head = request.header("authorization").partition(b"Signature=")[0]
-    assert (
-        refusal(request.with_header("authorization", head + b"Signature=" + b"0" * 64)).code == "SignatureDoesNotMatch"
-    )
+    assert refusal(request.with_header("authorization", head + b"Signature=" + b"0" * 64)).code == "SignatureDoesNotMatch"
     assert refusal(request.without_header("authorization")).code == "AccessDenied"
 
 
@@ -657,9 +645,7 @@ def test_credentials_in_the_query_do_not_stand_in_for_a_signature(genuine: list[
 @settings(max_examples=300, deadline=None)
 def test_garbage_is_a_refusal_and_never_a_failure_of_ours(data: st.DataObject) -> None:
     request = signed_by_hand("PUT", "http://store.example/b/k?a=b", b"body", {"Content-Type": "a/b"})
-    garbage = st.binary(max_size=60) | st.sampled_from(
-        [b"Fri, 24 May 2013 00:00:00 +9999999999999999", b"99 99 99:99:99 9"]
-    )
+    garbage = st.binary(max_size=60) | st.sampled_from([b"Fri, 24 May 2013 00:00:00 +9999999999999999", b"99 99 99:99:99 9"])
     name = data.draw(st.sampled_from(["path", "query", "date", "authorization", *request.signed_names]))
     wrong = data.draw(garbage)
     if name in ("path", "query"):
