@@ -108,6 +108,7 @@ def cpu_seconds(root: int) -> Counter[str]:
 
 
 def said(spent: Mapping[str, float], per: float = 1.0) -> str:
-    """The processor time in words, largest first; what rounds to nothing is left out."""
+    """The processor time in words, largest first; what is less than a hundredth of all is left out."""
     ordered = sorted(spent.items(), key=lambda item: -item[1])
-    return ", ".join(f"{kind} {seconds / per:.1f} s" for kind, seconds in ordered if seconds / per >= 0.05)
+    least = sum(spent.values()) / 100
+    return ", ".join(f"{kind} {seconds / per:.2g} s" for kind, seconds in ordered if seconds > least)

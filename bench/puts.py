@@ -10,6 +10,7 @@ Before each phase everything written so far has been delivered; otherwise one bu
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -41,7 +42,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         try:
             for name in NAMES:
                 if name in names:
-                    yield _figure(name, stack, writer, 3 if quick else 7, progress)
+                    yield _figure(name, stack, writer, 3 if quick else 9, progress)
         finally:
             writer.close()
 
@@ -49,6 +50,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 def _figure(name: str, stack: Stack, writer: _Writer, pairs: int, progress: Progress) -> Figure:
     with_stream = name == "put_with_eventing"
     spent = {way: Counter[str]() for way in _BUCKETS}
+    puts = dict.fromkeys(_BUCKETS, 0.0)
     phases: list[dict[str, float]] = []
 
     def phase(way: str) -> float:
@@ -57,6 +59,7 @@ def _figure(name: str, stack: Stack, writer: _Writer, pairs: int, progress: Prog
         before = cpu_seconds(stack.up)
         done = writer.write(_BUCKETS[way])
         spent[way] += cpu_seconds(stack.up) - before
+        puts[way] += done["puts"]
         phases.append(done)
         return done["puts"] / done["seconds"]
 
@@ -65,20 +68,15 @@ def _figure(name: str, stack: Stack, writer: _Writer, pairs: int, progress: Prog
         rates = interleaved({way: partial(phase, way) for way in _BUCKETS}, pairs, 1, progress)
     progress("delivering the rest")
     stack.wait_until_delivered(_DELIVER_SECONDS)
-    seconds = sum(phase["seconds"] for phase in phases) / 2
-    own = sum(phase["cpu"] for phase in phases) / seconds / 2
-    middle = {way: sorted(values)[len(values) // 2] for way, values in rates.items()}
+    middle = {way: statistics.median(values) for way, values in rates.items()}
+    own = sum(done["cpu"] for done in phases) / sum(done["seconds"] for done in phases)
     note = (
         f"stream {'running' if with_stream else 'stopped (SIGSTOP)'}; "
         + ", ".join(f"{way} {rate:.0f} PUT/s" for way, rate in middle.items())
-        + f"; {CONNECTIONS} connections, 1 KiB; client at {own:.0%} of a core; processor time in a second: "
-        + "; ".join(f"{way}: {_shares(spent[way], seconds)}" for way in _BUCKETS)
+        + f"; {CONNECTIONS} connections, 1 KiB; client at {own:.0%} of a core; processor time for 1,000 PUTs, "
+        + "; ".join(f"{way}: {said(spent[way], puts[way] / 1000)}" for way in _BUCKETS)
     )
     return Figure.median(name, ratios(rates["eventing on"], rates["eventing off"]), _BAR, "", note)
-
-
-def _shares(spent: Counter[str], seconds: float) -> str:
-    return said({kind: value for kind, value in spent.items() if kind != "other"}, seconds)
 
 
 class _Writer:

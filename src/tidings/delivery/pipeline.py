@@ -54,6 +54,9 @@ class Round:
         return cls(tuple(reader.Slice(*piece) for piece in values["slices"]), Terms.from_list(values["terms"]))
 
 
+_NOTHING = Round((reader.Slice(0, "false"),), Terms(budget=1, timeout=1, preload=True))
+
+
 class Pipeline:
     """The plan for the rules as they are, for one thread: the stream's and catch-up's run side by side."""
 
@@ -86,9 +89,12 @@ class Pipeline:
         some_rule = dict.fromkeys(RULE.fieldNames()) | {"rule": "0", "events": []}
         rules = rules_frame(self._spark, pa.Table.from_pylist([some_rule], schema=to_arrow_schema(RULE)))
         self._plans = {parts: self._plan(rules, parts) for parts in {1, self._parts}}
-        nothing = Round((reader.Slice(0, "false"),), Terms(budget=1, timeout=1, preload=True))
         for rows in (0, _ONE_TASK + 1, 0, _ONE_TASK + 1, 0):
-            self.run(nothing, rows)
+            self.run(_NOTHING, rows)
+
+    def stay_warm(self) -> None:
+        """Use the workers, so that Spark does not end them."""
+        self.run(_NOTHING, rows=0)
 
     def run(self, todo: Round, rows: int) -> list[lanes.Report]:
         """Deliver what the slices hold; one report for each lane that had anything. `rows` decides how many tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _CATCH_UP_POLL_SECONDS = 0.2
 _UPKEEP_SECONDS = 60.0
+# Spark ends Python workers that were idle for a minute, and a new one loads its clients for seconds.
+_STAY_WARM_SECONDS = 25.0
 
 
 class Stream:
@@ -92,13 +95,17 @@ class Stream:
     def _rounds(self, connection: Connection, owner: Owner, over: threading.Event) -> None:
         pipeline = Pipeline(self._spark, self._settings, "stream")
         position, newest = owner.position, windows.last(connection)
+        used = time.monotonic()
         while not self._stop.is_set() and not over.is_set():
             newest = windows.cut(connection, newest) or newest
             moved = self._round(connection, pipeline, owner.epoch, position, newest)
-            if moved is None:
-                self._stop.wait(self._settings.delivery.poll_seconds)
+            if moved is not None:
+                position, used = moved, time.monotonic()
+            elif time.monotonic() - used > _STAY_WARM_SECONDS:
+                pipeline.stay_warm()
+                used = time.monotonic()
             else:
-                position = moved
+                self._stop.wait(self._settings.delivery.poll_seconds)
 
     def _round(
         self, connection: Connection, pipeline: Pipeline, epoch: int, start: Position, newest: windows.Window
@@ -111,9 +118,9 @@ class Stream:
         end, rows = windows.end_of(connection, start, most) if newest.end > start else (start, 0)
         standing = lanes.standing(connection)
         ready = standing.in_state("ready")
+        pipeline.use_rules(standing.rules_version, connection)  # also while idle: no event waits for a new plan
         if end == start and not ready:
             return None
-        pipeline.use_rules(standing.rules_version, connection)
         pieces = reader.slices(connection, start, end)
         if ready:
             wanted = lanes.rules_of(connection, [lane.id for lane in ready])
