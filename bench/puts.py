@@ -38,11 +38,11 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         pubsub_v1.PublisherClient().create_topic(name=TOPIC.name)
         stack.bucket(_BUCKETS["eventing on"], eventing=True)
         stack.bucket(_BUCKETS["eventing off"], eventing=False)
-        writer = _Writer(stack, seconds=1.0 if quick else 3.0)
+        writer = _Writer(stack, seconds=1.0 if quick else 2.0)
         try:
             for name in NAMES:
                 if name in names:
-                    yield _figure(name, stack, writer, 3 if quick else 9, progress)
+                    yield _figure(name, stack, writer, 3 if quick else 15, progress)
         finally:
             writer.close()
 
@@ -65,7 +65,9 @@ def _figure(name: str, stack: Stack, writer: _Writer, pairs: int, progress: Prog
 
     stack.wait_until_delivered(_DELIVER_SECONDS)
     with nullcontext() if with_stream else stack.without_stream():
-        rates = interleaved({way: partial(phase, way) for way in _BUCKETS}, pairs, 1, progress)
+        # Until the JVM has compiled the rounds' path it spends more on that than on the rounds.
+        warm_ups = pairs if with_stream else 1
+        rates = interleaved({way: partial(phase, way) for way in _BUCKETS}, pairs, warm_ups, progress)
     progress("delivering the rest")
     stack.wait_until_delivered(_DELIVER_SECONDS)
     middle = {way: statistics.median(values) for way, values in rates.items()}

@@ -27,6 +27,10 @@ _CATCH_UP_POLL_SECONDS = 0.2
 _UPKEEP_SECONDS = 60.0
 # Spark ends Python workers that were idle for a minute, and a new one loads its clients for seconds.
 _STAY_WARM_SECONDS = 25.0
+# A round costs the same for one change and for hundreds. When they come in hundreds, fewer rounds leave the processor to
+# those who write; when they come in thousands, the next round is full already.
+_BUSY_ROWS = 50
+_GATHER_SECONDS = 0.1
 
 
 class Stream:
@@ -98,9 +102,11 @@ class Stream:
         used = time.monotonic()
         while not self._stop.is_set() and not over.is_set():
             newest = windows.cut(connection, newest) or newest
-            moved = self._round(connection, pipeline, owner.epoch, position, newest)
-            if moved is not None:
-                position, used = moved, time.monotonic()
+            done = self._round(connection, pipeline, owner.epoch, position, newest)
+            if done is not None:
+                (position, rows), used = done, time.monotonic()
+                if _BUSY_ROWS <= rows < self._settings.delivery.max_rows:
+                    self._stop.wait(_GATHER_SECONDS)
             elif time.monotonic() - used > _STAY_WARM_SECONDS:
                 pipeline.stay_warm()
                 used = time.monotonic()
@@ -109,8 +115,10 @@ class Stream:
 
     def _round(
         self, connection: Connection, pipeline: Pipeline, epoch: int, start: Position, newest: windows.Window
-    ) -> Position | None:
-        """Deliver (start, end] to every live lane and to those that are ready; None if there was nothing to do.
+    ) -> tuple[Position, int] | None:
+        """Deliver (start, end] to every live lane and to those that are ready: the end and how many changes that were.
+
+        None if there was nothing to do.
 
         The end is fixed before the lanes are read: a lane that is made in between has no change before it.
         """
@@ -139,7 +147,7 @@ class Stream:
             if report.cursor is not None:
                 level = logging.INFO if report.late else logging.WARNING
                 log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, report.error or "slow")
-        return end
+        return end, rows
 
     def _beside(
         self,

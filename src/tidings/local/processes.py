@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_STEP_BACK = 10
 
 
-def die_with_parent(how: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
+def die_with_parent(how: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     """For `preexec_fn`: the kernel sends the child a signal when its parent dies, even by kill -9. Linux only."""
     if sys.platform != "linux":
-        return None
+        return lambda: None
     libc = ctypes.CDLL(None, use_errno=True)
 
     def ask() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, int(how))
 
     return ask
+
+
+def step_back() -> None:
+    """For `preexec_fn`: this process and its children get the processor when nobody else wants it as much.
+
+    Where the kernel shares processors by session first, nice counts only within a session: then say it there as well.
+    """
+    os.nice(_STEP_BACK)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_STEP_BACK))
 
 
 def free_port() -> int:

@@ -23,7 +23,7 @@ from tidings.access.projects import create_project, find_project
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
 from tidings.local.postgres import Postgres
-from tidings.local.processes import die_with_parent, free_port
+from tidings.local.processes import die_with_parent, free_port, step_back
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +43,20 @@ class Part:
     ready: Callable[[], bool]
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
+    steps_back: bool = False
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started_at: float = 0.0
 
     def start(self) -> None:
         self.started_at = time.monotonic()
+        bind = die_with_parent()
+
+        def settle() -> None:
+            bind()
+            if self.steps_back:
+                step_back()
+
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
@@ -57,7 +65,7 @@ class Part:
                 stderr=out,
                 env={**os.environ, **self.environment},
                 start_new_session=True,  # Ctrl-C reaches us alone: we stop the parts in order
-                preexec_fn=die_with_parent(),
+                preexec_fn=settle,
             )
 
     def stop(self) -> None:
@@ -142,7 +150,8 @@ class Stack:
         ready = self.data / "stream.ready"
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tidings", "stream", "--ready-file", str(ready)]
-        return Part("stream", command, ready.exists, self._log("stream"), self.environment)
+        # Whoever writes waits for an answer, an event does not: on one machine the stream leaves the processor to the API.
+        return Part("stream", command, ready.exists, self._log("stream"), self.environment, steps_back=True)
 
     def _log(self, role: str) -> Path:
         return self.data / "logs" / f"{role}.log"
