@@ -26,6 +26,14 @@ def connect(settings: Settings) -> Connection:
         raise OperatorError(f"The database does not answer: {reason}. Check TIDINGS_DATABASE__URL.") from None
 
 
+def check_tables(connection: Connection) -> None:
+    """One clear sentence where the migrations have not been run."""
+    try:
+        connection.execute("select from changes limit 0")
+    except psycopg.errors.UndefinedTable:
+        raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
+
+
 def log_to_stderr() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     for noisy in ("py4j", "psycopg"):
@@ -36,6 +44,8 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
     """Start Spark, warm it up, and run the stream until `stop` is called on what `made` was given."""
     spark = session.start(settings)
     try:
+        with connect(settings) as connection:
+            check_tables(connection)
         Pipeline(spark, settings).warm_up()
         stream = Stream(spark, settings, rebase)
         made(stream)

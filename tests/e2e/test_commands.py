@@ -126,6 +126,8 @@ def test_a_database_that_was_not_migrated_is_answered_with_one_sentence(url: str
         connection.execute("create database bare")
     bare = url.removesuffix("/tidings") + "/bare"
     says_one_sentence(tidings("lanes", TIDINGS_DATABASE__URL=bare), "tidings migrate")
+    stream = tidings("stream", TIDINGS_DATABASE__URL=bare)
+    assert (stream.returncode, "run `tidings migrate`" in stream.stderr.splitlines()[-1]) == (2, True), stream.stderr
     assert "migrations applied" in tidings("migrate", TIDINGS_DATABASE__URL=bare).stdout
     assert "no lanes" in tidings("lanes", TIDINGS_DATABASE__URL=bare).stdout
 
@@ -137,6 +139,13 @@ def test_without_java_one_sentence_says_what_to_install(command: str, tmp_path: 
     says_one_sentence(done, "Java 17", "openjdk-17-jre-headless")
     wrong = tidings(command, JAVA_HOME=str(tmp_path), TIDINGS_DATABASE__URL=NOBODY)
     says_one_sentence(wrong, "Java 17", "JAVA_HOME", str(tmp_path))
+
+
+def test_a_folder_in_use_is_left_alone(stack: Running) -> None:
+    before = stack.ready["pids"]
+    says_one_sentence(tidings("up", "--data", str(stack.data), "--port", "0"), str(stack.data), "in use", "--data")
+    assert stack.ready["pids"] == before
+    assert psutil.pid_exists(before["postgres"])
 
 
 def test_the_ready_file_has_all_that_a_script_needs(stack: Running) -> None:

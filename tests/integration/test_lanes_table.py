@@ -60,7 +60,7 @@ def test_a_round_moves_nothing_if_a_lane_is_not_as_it_was_read(owned: psycopg.Co
 
 
 def test_a_late_lane_is_due_at_once_and_a_failed_one_waits(owned: psycopg.Connection) -> None:
-    lanes.end_round(owned, 7, FROM, TO, [], [Report(1, 0, Position(4, 1), late=True)], 60.0)
+    lanes.end_round(owned, 7, FROM, TO, [], [Report(1, 0, Position(4, 1), late=True, seconds=1.0)], 60.0)
     lane = next(lane for lane in lanes.standing(owned).lanes if lane.id == 1)
     assert (lane.due, lane.slow, lane.attempts) == (True, True, 2)
     [behind] = [lane for lane in lanes.standing(owned).lanes if lane.id == 3]

@@ -236,3 +236,19 @@ def test_many_who_start_at_once_own_it_one_after_the_other(database: psycopg.Con
     assert begun == [Position(window, 0) for window in range(4)]
     assert position(database) == Position(4, 0)
     assert database.execute("select epoch from stream").fetchone() == (4,)
+
+
+def test_a_holder_stopped_inside_a_transaction_does_not_keep_its_locks(
+    holder: psycopg.Connection, rival: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped just before the commit that moves the stream: its session would hold the row until it wakes up."""
+    monkeypatch.setattr(ownership, "TAKEOVER_SECONDS", 1.0)
+    before = own(holder)
+    holder.execute("begin")
+    holder.execute("update stream set alive_at = now() - interval '1 hour'")
+    rival.execute("set lock_timeout = '30s'")
+    with waiting(rival) as other:
+        taken = other.result(timeout=40)
+    assert taken is not None
+    assert taken.epoch == before.epoch + 1
+    holder.close()

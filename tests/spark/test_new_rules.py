@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-import writers
 from pyspark.sql import SparkSession
 
+import writers
 from tidings import settings
 from tidings.changestream import windows
 from tidings.delivery import lanes, pipeline, stream

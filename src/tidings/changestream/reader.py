@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from tidings.changestream import windows
+from tidings.db.connecting import noticing
 from tidings.errors import ForeignPosition
 from tidings.events.positions import Position
 from tidings.events.schema import STORED
@@ -107,7 +108,7 @@ def _connection(url: str, _pid: int) -> Any:
     """One connection for each process: Spark reuses its Python workers, and connecting costs more than a small read."""
     import adbc_driver_postgresql.dbapi as adbc  # heavy, and only readers need it
 
-    connection = adbc.connect(url, autocommit=True)
+    connection = adbc.connect(noticing(url), autocommit=True)
     with connection.cursor() as cursor:
         cursor.execute("set max_parallel_workers_per_gather = 0")  # the parts are the parallelism
     return connection

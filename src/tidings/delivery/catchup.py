@@ -95,7 +95,7 @@ def next_step(settings: Settings, lane: Lane, report: Report, reached: Position,
         slow = lane.slow and report.seconds > settings.delivery.budget_seconds
         return lanes.Step(reached, ready=near and not slow, slow=slow)
     cursor = max(report.cursor, lane.cursor)
-    if report.late and report.sent:  # it is moving: go on from there
+    if report.late and (cursor > lane.cursor or not report.seconds):  # it is moving, or its turn did not come: go on
         return lanes.Step(cursor, slow=lane.slow)
     if report.late and not lane.slow:  # it may only need more time than a round has: no alarm yet
         return lanes.Step(cursor, slow=True)

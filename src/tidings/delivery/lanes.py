@@ -45,8 +45,8 @@ class Report:
 
     @property
     def stuck(self) -> bool:
-        """Not one answer came in time."""
-        return self.late and self.sent == 0
+        """It was asked, and not one answer came in time."""
+        return self.late and self.sent == 0 and self.seconds > 0
 
 
 @dataclass(frozen=True, slots=True)

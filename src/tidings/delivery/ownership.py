@@ -14,6 +14,7 @@ import psycopg
 from psycopg import Connection
 
 from tidings.changestream import windows
+from tidings.db.connecting import noticing
 from tidings.events.positions import Position
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 _LOCK = 0x73747265616D  # "stream" in ASCII
 SIGN_OF_LIFE_SECONDS = 2.0
 TAKEOVER_SECONDS = 15.0
+_IDLE_IN_TRANSACTION_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +91,14 @@ def _end(connection: Connection, pid: int) -> None:
 
 def show_sign_of_life(connection: Connection, epoch: int) -> bool:
     """False if the stream is no longer ours."""
-    with connection.transaction():
-        connection.execute("set local synchronous_commit = off")  # nothing is lost with it
-        return (
-            connection.execute("update stream set alive_at = now() where name = 'main' and epoch = %s", [epoch]).rowcount == 1
-        )
+    return connection.execute("update stream set alive_at = now() where name = 'main' and epoch = %s", [epoch]).rowcount == 1
 
 
 def connect(url: str, name: str) -> Connection:
-    """A connection of the stream's own. Everything it waits for is bounded, so a dead database shows itself."""
-    return psycopg.connect(
-        url,
-        autocommit=True,
-        application_name=f"tidings {name}",
-        connect_timeout=5,
-        keepalives_idle=5,
-        keepalives_interval=2,
-        keepalives_count=3,
-        tcp_user_timeout=15000,
-    )
+    """A connection of the stream's own, from which a dead database shows itself.
+
+    And the other way round: a stream that is stopped inside a transaction must not hold its locks until it wakes up.
+    """
+    connection = psycopg.connect(noticing(url), autocommit=True, application_name=f"tidings {name}")
+    connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_SECONDS:g}s'")
+    return connection

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tidings import settings as settings_module
 from tidings.changestream import reader
-from tidings.delivery import lanes
+from tidings.delivery import lanes, session
 from tidings.delivery.deliver import RESULT, Terms, deliver
 from tidings.delivery.render import render
 from tidings.delivery.route import RULE, route
@@ -65,7 +65,7 @@ class Pipeline:
         """`pool` is a scheduler pool of its own: jobs of different pools share Spark fairly, those of one queue up."""
         self._spark = spark
         self._pool = pool
-        self._parts = max(1, spark.sparkContext.defaultParallelism) if not _is_local(settings) else _cores()
+        self._parts = max(1, spark.sparkContext.defaultParallelism - session.FOR_CATCH_UP)
         self._settings = settings
         self._rules_version = 0
         self._plans: dict[int, DataFrame] = {}
@@ -107,26 +107,18 @@ class Pipeline:
         return lanes.merge(tuple(row) for row in plan.collect())
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
-def _is_local(settings: Settings) -> bool:
-    return settings.spark.master.startswith("local")
-
-
 def _slices_of_this_task() -> Sequence[reader.Slice]:
     return Round.of_this_task().slices
 
 
 def _deliver_on_the_terms_of_this_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from deliver(batches, Round.of_this_task().terms)
-    _leave_the_modules_alone()
+    _leave_alone(len(sys.modules))
 
 
 @cache
-def _leave_the_modules_alone() -> None:
-    """Once in a worker, when it has loaded its modules: its collections need not look at them again.
+def _leave_alone(_modules: int) -> None:
+    """Whenever a worker has loaded modules: its collections need not look at them again.
 
     Spark collects garbage after every task. Over all that Google's clients and Arrow load, that is 40 ms a round.
     """
@@ -158,7 +150,7 @@ def _read(batches: Iterator[pa.RecordBatch], parts: int, slices: _Slices) -> Ite
     for batch in batches:
         for part in batch.column(0).to_pylist():
             yield from reader.read(url, slices(), part, parts)
-    _leave_the_modules_alone()
+    _leave_alone(len(sys.modules))
 
 
 def messages(changed: DataFrame, rules: DataFrame, settings: Settings) -> DataFrame:

@@ -10,6 +10,7 @@ from functools import lru_cache
 import psycopg
 
 from tidings import destinations, plugins, settings
+from tidings.db.connecting import noticing
 
 # A process serves many lanes over time; beyond this the one unused for longest is made again when it is needed.
 _KEPT = 1024
@@ -37,7 +38,7 @@ def learn(lanes: Iterable[int]) -> None:
     """Where lanes lead. That never changes, so each is asked for once, and all that are new in one query."""
     unknown = [lane for lane in lanes if lane not in _arns]
     if unknown:
-        with psycopg.connect(settings.load().database_url, connect_timeout=5) as connection:
+        with psycopg.connect(noticing(settings.load().database_url)) as connection:
             rows = connection.execute("select id, destination from lanes where id = any(%s)", [unknown])
             _arns.update(rows.fetchall())
 

@@ -36,15 +36,17 @@ class Pending:
 async def send_lane(
     destination: Destination, pending: Pending, result: LaneResult, timeout: float, deadline: float, probe: bool = False
 ) -> None:
-    """Wave after wave: each wave holds the next message of every key, so that no key ever has two in flight.
+    """Wave after wave: each wave holds the next message of each key, so that no key ever has two in flight.
 
+    A wave reaches no further than one call's worth beyond the first message that is left. Otherwise a key with many changes
+    would hold the cursor back while all others went far ahead of it, to be sent again when time runs out.
     A probe sends one message first: a destination that is still down gets no storm. `deadline` is a time.monotonic().
     """
     left: Sequence[int] = range(len(pending.messages))
-    most = 1 if probe else None
+    reach = 1 if probe else destination.max_batch
     while left:
-        wave, later = _next_wave(left, pending.slots, most)
-        most = None
+        wave, later = _next_wave(left, pending.slots, reach)
+        reach = destination.max_batch
         timeout = min(timeout, deadline - time.monotonic())
         if timeout <= 0:
             result.late, result.undelivered = True, pending.positions[left[0]]
@@ -62,13 +64,14 @@ async def send_lane(
         left = later
 
 
-def _next_wave(left: Sequence[int], slots: list[int], limit: int | None) -> tuple[list[int], list[int]]:
-    """Split what is left into the first message of each key, at most `limit` of them, and the rest; order is kept."""
+def _next_wave(left: Sequence[int], slots: list[int], reach: int) -> tuple[list[int], list[int]]:
+    """Split what is left into the first message of each key within `reach`, and the rest; order is kept."""
+    end = left[0] + reach
     wave: list[int] = []
     later: list[int] = []
     taken: set[int] = set()
     for i in left:
-        if slots[i] in taken or len(wave) == limit:
+        if i >= end or slots[i] in taken:
             later.append(i)
         else:
             taken.add(slots[i])

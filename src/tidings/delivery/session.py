@@ -15,6 +15,9 @@ from pyspark.sql import SparkSession
 from tidings.errors import OperatorError
 from tidings.settings import Settings
 
+FOR_CATCH_UP = 2
+"""Task slots that rounds leave to catch-up's two groups."""
+
 _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt install openjdk-17-jre-headless`)"
 
 
@@ -83,12 +86,12 @@ def lives(spark: SparkSession) -> bool:
 
 
 def _master(master: str) -> str:
-    """Lanes that wait for a destination hold a thread without using a core: local masters get two threads more."""
+    """Catch-up waits for destinations and holds threads without using a core: local masters get those on top."""
     asked = re.fullmatch(r"local\[(\d+|\*)\]|local", master)
     if not asked:
         return master
     threads = (os.cpu_count() or 1) if asked[1] == "*" else int(asked[1] or 1)
-    return f"local[{threads + 2}]"
+    return f"local[{threads + FOR_CATCH_UP}]"
 
 
 def _local(scratch: str) -> dict[str, str]:

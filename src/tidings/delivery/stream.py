@@ -60,8 +60,6 @@ class Stream:
                 log.warning("%s", error)
             except ForeignPosition:
                 raise
-            except psycopg.errors.UndefinedTable:
-                raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
             except Exception as error:
                 if not session.lives(self._spark):
                     raise OperatorError(
@@ -192,9 +190,10 @@ class Stream:
     def _upkeep(self, connection: Connection, _pipeline: Pipeline, _owner: Owner) -> bool:
         try:
             keep_up(connection, self._settings.changestream)
-        except psycopg.OperationalError:
-            raise
-        except psycopg.Error as error:  # delivery does not depend on it: say so, and try again later
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            # delivery does not depend on it: say so, and try again later
             log.error("upkeep of the change stream failed: %s", _first_line(error))
         return False
 

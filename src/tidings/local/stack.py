@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -107,6 +108,7 @@ class Stack:
         if _listens(self._ports["s3"]):
             raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
         self.data.mkdir(parents=True, exist_ok=True)
+        self._claim_the_folder()
         (self.data / "logs").mkdir(exist_ok=True)
         self._progress("PostgreSQL")
         self._postgres.start()
@@ -119,6 +121,14 @@ class Stack:
         for part in self._parts:
             self._progress({"pubsub": "Pub/Sub", "api": "the S3 API", "stream": "Spark"}[part.role])
             self._wait(part)
+
+    def _claim_the_folder(self) -> None:
+        """Two stacks over one folder would stop each other's database for ever. The claim ends with the process."""
+        self._claim = (self.data / "in-use").open("w")
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(f"{self.data} is in use by another `tidings up`: stop it, or choose another --data.") from None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -193,10 +203,10 @@ class Stack:
         changed = False
         if self._postgres.process is not None and self._postgres.process.poll() is not None:
             log.warning("postgres died (%s): starting it again", self._postgres.process.returncode)
+            changed = True
             try:
                 self._postgres.start()
-                changed = True
-            except OperatorError as error:  # its old processes may still be ending
+            except (OperatorError, psycopg.Error) as error:  # its old processes may still be ending
                 log.warning("%s", error)
                 time.sleep(1.0)
         for part in self._parts:

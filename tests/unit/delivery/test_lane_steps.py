@@ -41,8 +41,19 @@ def test_running_out_of_time_while_moving_is_no_failure() -> None:
     assert next_step(SETTINGS, lane(), report, REACHED, near=True) == Step(Position(4, 1))
 
 
-def test_no_answer_at_all_is_first_taken_for_slowness_then_for_failure() -> None:
+def test_confirmed_messages_that_do_not_move_the_cursor_are_no_progress() -> None:
+    report = Report(1, 5, CURSOR, late=True, seconds=1.0)
+    assert next_step(SETTINGS, lane(), report, REACHED, near=True) == Step(CURSOR, slow=True)
+
+
+def test_a_lane_whose_turn_did_not_come_is_not_slow() -> None:
     report = Report(1, 0, CURSOR, late=True)
+    assert next_step(SETTINGS, lane(), report, REACHED, near=True) == Step(CURSOR)
+    assert not report.stuck
+
+
+def test_no_answer_at_all_is_first_taken_for_slowness_then_for_failure() -> None:
+    report = Report(1, 0, CURSOR, late=True, seconds=1.0)
     assert next_step(SETTINGS, lane(), report, REACHED, near=False) == Step(CURSOR, slow=True)
     assert next_step(SETTINGS, lane(1, slow=True), report, REACHED, near=False) == Step(
         CURSOR, slow=True, wait=2, error="no answer"

@@ -57,6 +57,17 @@ def test_a_slow_destination_is_late_and_not_failed_for_good() -> None:
     assert (result.late, result.sent, result.undelivered) == (True, 0, Position(1, 1))
 
 
+def test_a_key_with_many_changes_does_not_let_the_others_run_ahead() -> None:
+    """Whatever is sent beyond the first message that is left is sent again when time runs out: one call's worth at most."""
+    destination = MemoryDestination(delay=0.02)
+    destination.max_batch = 50
+    result = send(destination, pending([0] * 100 + list(range(1, 1001))), budget=0.2)
+    assert result.late
+    assert result.undelivered is not None
+    ahead = [message for message in destination.received if int(message.id) >= result.undelivered.seq]
+    assert len(ahead) <= 50
+
+
 def test_no_call_is_larger_than_the_destination_allows() -> None:
     destination = MemoryDestination()
     destination.max_batch, destination.max_bytes = 4, 25
