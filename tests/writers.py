@@ -20,8 +20,8 @@ from tidings.events.arn import PubSubTopic
 from tidings.events.positions import START, Position
 from tidings.rules import table
 from tidings.rules.model import Rule
-from tidings.store import buckets, objects
-from tidings.store.objects import Content, Origin
+from tidings.store import buckets, deletes, objects
+from tidings.store.model import Content, Origin, Place
 
 EVERYTHING = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
 TOPIC = PubSubTopic("tidings-test", "one")
@@ -85,11 +85,13 @@ class Writer:
 
     async def put_in(self, pool: Pool | Held, key: str) -> str:
         etag, origin = self.request()
-        await objects.put(cast(Pool, pool), self.project, self.bucket, key, Content(1, etag, "text/plain", {}, b"x"), origin)
+        place = Place(self.project, self.bucket, key)
+        await objects.commit_inline_object(cast(Pool, pool), place, Content(1, etag, "text/plain", {}, b"x"), origin)
         return etag
 
     async def delete_in(self, pool: Pool | Held, key: str) -> None:
-        await objects.delete(cast(Pool, pool), self.project, self.bucket, key, self.request()[1])
+        place = Place(self.project, self.bucket, key)
+        await deletes.delete_object_last_committed(cast(Pool, pool), place, self.request()[1])
 
     def put(self, *keys: str) -> list[str]:
         """Put each key, one after the other; returns the eTags."""

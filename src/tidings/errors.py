@@ -38,6 +38,12 @@ class CallerError(TidingsError):
         self.code = code
         self.message = message
         self.elements = elements
+        self.headers: dict[str, str] = {}
+
+    def with_headers(self, **headers: str) -> CallerError:
+        """The same, with headers for its answer; `_` stands for `-` in their names."""
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
@@ -57,35 +63,51 @@ def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerEr
 
 STATUS = {
     "AccessDenied": 403,
+    "AccessForbidden": 403,
     "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
     "BadDigest": 400,
+    "BadRequest": 400,
     "BucketAlreadyOwnedByYou": 409,
     "BucketNotEmpty": 409,
     "EntityTooLarge": 400,
+    "EntityTooSmall": 400,
     "IllegalLocationConstraintException": 400,
+    "IllegalVersioningConfigurationException": 400,
     "IncompleteBody": 400,
+    "IncorrectNumberOfFilesInPostRequest": 400,
     "InternalError": 500,
     "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
     "InvalidBucketName": 400,
     "InvalidDigest": 400,
+    "InvalidPart": 400,
+    "InvalidPartNumber": 416,
+    "InvalidPartOrder": 400,
+    "InvalidPolicyDocument": 400,
     "InvalidRange": 416,
     "InvalidRequest": 400,
+    "InvalidTag": 400,
     "InvalidURI": 400,
     "KeyTooLongError": 400,
+    "MalformedPOSTRequest": 400,
     "MalformedXML": 400,
+    "MaxPostPreDataLengthExceededError": 400,
     "MetadataTooLarge": 400,
     "MethodNotAllowed": 405,
     "MissingContentLength": 411,
     "MissingSecurityHeader": 400,
     "NoSuchBucket": 404,
     "NoSuchKey": 404,
+    "NoSuchUpload": 404,
+    "NoSuchVersion": 404,
     "NotImplemented": 501,
     "PreconditionFailed": 412,
     "RequestTimeTooSkewed": 403,
     "RequestTimeout": 400,
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
+    "UserKeyMustBeSpecified": 400,
     "XAmzContentChecksumMismatch": 400,
     "XAmzContentSHA256Mismatch": 400,
 }

@@ -84,7 +84,7 @@ class Server:
 
     def everything(self) -> tuple[Any, ...]:
         """What is stored, for a test that says that nothing has changed."""
-        tables = ("bucket_metainfos", "heads", "changes", "bucket_eventing_configs")
+        tables = ("bucket_metainfos", "heads", "versions", "uploads", "parts", "changes", "bucket_eventing_configs")
         return (*(self.query(f"select * from {table} order by 1, 2, 3") for table in tables), sorted(self.blobs()))
 
 

@@ -84,6 +84,24 @@ def get(path: str, query: str = "") -> Callable[[Server], Answer]:
     return lambda server: request(server, "GET", path, query)
 
 
+PART = b"<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>"
+OBJECT = b"<Object><Key>there</Key></Object>"
+
+
+def over(method: str, path: str, body: bytes, headers: dict[str, str]) -> Callable[[Server], Answer]:
+    return lambda server: request(server, method, path, body=body, headers=headers)
+
+
+def complete(parts: bytes) -> Callable[[Server], Answer]:
+    document = b"<CompleteMultipartUpload>" + parts + b"</CompleteMultipartUpload>"
+    return lambda server: request(server, "POST", "/bucket/key", "uploadId=x", document)
+
+
+def versioning(inner: bytes) -> Callable[[Server], Answer]:
+    document = b"<VersioningConfiguration>" + inner + b"</VersioningConfiguration>"
+    return lambda server: request(server, "PUT", "/bucket", "versioning", document)
+
+
 def notification(body: bytes) -> Callable[[Server], Answer]:
     return lambda server: request(server, "PUT", "/bucket", "notification", body)
 
@@ -102,7 +120,11 @@ ANSWERS: list[tuple[str, int, Callable[[Server], Answer]]] = [
     ("InvalidAccessKeyId", 403, put(SMALL, after_signing=replace("authorization", "Credential=AKIA", "Credential=AKIX"))),
     ("AuthorizationHeaderMalformed", 400, lambda server: put(SMALL, signer=Signer(server, region="eu-north-1"))(server)),
     ("AccessDenied", 403, put(SMALL, headers={"x-amz-meta-a": "b"}, unsigned=("x-amz-meta-a",))),
-    ("NotImplemented", 501, lambda server: send(server, "GET", "/bucket/there?X-Amz-Signature=0", {"host": "x"}, b"")),
+    (
+        "AuthorizationQueryParametersError",
+        400,
+        lambda server: send(server, "GET", "/bucket/there?X-Amz-Signature=0", {"host": "x"}, b""),
+    ),
     ("XAmzContentSHA256Mismatch", 400, put(SMALL, payload_hash=hashlib.sha256(b"other").hexdigest())),
     ("XAmzContentSHA256Mismatch", 400, put(LARGE, payload_hash=hashlib.sha256(b"other").hexdigest())),
     ("BadDigest", 400, put(SMALL, headers={"content-md5": md5(b"other")})),
@@ -161,8 +183,45 @@ ANSWERS: list[tuple[str, int, Callable[[Server], Answer]]] = [
     ("InvalidArgument", 400, get("/bucket", "list-type=3")),
     ("InvalidArgument", 400, get("/bucket", "list-type=2&prefix=a%00")),
     ("NotImplemented", 501, get("/bucket", "policy")),
-    ("NotImplemented", 501, lambda server: request(server, "POST", "/bucket/key", "uploads")),
-    ("NotImplemented", 501, put(SMALL, headers={"x-amz-copy-source": "/bucket/there"})),
+    ("NotImplemented", 501, put(SMALL, headers={"x-amz-server-side-encryption": "AES256"})),
+    ("NotImplemented", 501, put(SMALL, headers={"if-none-match": '"abc"'})),
+    ("PreconditionFailed", 412, over("PUT", "/bucket/there", SMALL, {"if-none-match": "*"})),
+    ("PreconditionFailed", 412, over("PUT", "/bucket/there", SMALL, {"if-match": '"abc"'})),
+    ("NoSuchKey", 404, put(SMALL, headers={"if-match": '"abc"'})),
+    ("InvalidArgument", 400, put(b"", headers={"x-amz-copy-source": "nothing"})),
+    ("NoSuchKey", 404, put(b"", headers={"x-amz-copy-source": "/bucket/missing"})),
+    ("NoSuchBucket", 404, put(b"", headers={"x-amz-copy-source": "/no-such-bucket/there"})),
+    ("InvalidArgument", 400, put(b"", headers={"x-amz-copy-source": "/bucket/there", "x-amz-metadata-directive": "X"})),
+    ("InvalidRequest", 400, over("PUT", "/bucket/there", b"", {"x-amz-copy-source": "/bucket/there"})),
+    ("PreconditionFailed", 412, put(b"", headers={"x-amz-copy-source": "/bucket/there", "x-amz-copy-source-if-match": "x"})),
+    ("InvalidArgument", 400, put(SMALL, headers={"x-amz-tagging": "a=b&=c&d"})),
+    ("InvalidTag", 400, put(SMALL, headers={"x-amz-tagging": "a=b&a=c"})),
+    ("InvalidArgument", 400, lambda server: request(server, "PUT", "/bucket/key", "renameObject")),
+    ("InvalidArgument", 400, lambda server: request(server, "PUT", "/bucket/key", "partNumber=0&uploadId=x", SMALL)),
+    ("InvalidArgument", 400, lambda server: request(server, "PUT", "/bucket/key", "partNumber=10001&uploadId=x", SMALL)),
+    ("NoSuchUpload", 404, lambda server: request(server, "PUT", "/bucket/key", "partNumber=1&uploadId=x", SMALL)),
+    ("NoSuchUpload", 404, lambda server: request(server, "DELETE", "/bucket/key", "uploadId=x")),
+    ("NoSuchUpload", 404, lambda server: request(server, "GET", "/bucket/key", "uploadId=x")),
+    ("NoSuchUpload", 404, complete(PART % (1, b"0" * 32))),
+    ("MalformedXML", 400, complete(b"")),
+    ("MalformedXML", 400, complete(PART % (0, b"0" * 32))),
+    ("MalformedXML", 400, complete(PART % (1, b"0" * 32) * 10_001)),
+    ("NoSuchVersion", 404, get("/bucket/there", "versionId=x")),
+    ("InvalidArgument", 400, get("/bucket/there", "versionId=")),
+    ("IllegalVersioningConfigurationException", 400, versioning(b"<Status>On</Status>")),
+    ("MalformedXML", 400, versioning(b"<Status>Enabled</Status><Status>Suspended</Status>")),
+    ("MalformedXML", 400, lambda server: request(server, "POST", "/bucket", "delete", b"<Delete></Delete>")),
+    (
+        "MalformedXML",
+        400,
+        lambda server: request(server, "POST", "/bucket", "delete", b"<Delete>" + OBJECT * 1001 + b"</Delete>"),
+    ),
+    (
+        "NoSuchBucket",
+        404,
+        lambda server: request(server, "POST", "/no-such-bucket", "delete", b"<Delete>" + OBJECT + b"</Delete>"),
+    ),
+    ("InvalidArgument", 400, get("/bucket", "versions&version-id-marker=x")),
     ("MethodNotAllowed", 405, lambda server: request(server, "PATCH", "/bucket/key")),
 ]
 

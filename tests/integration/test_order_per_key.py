@@ -21,7 +21,7 @@ import writers
 from tidings.changestream import windows
 from tidings.db.pool import Pool, run
 from tidings.store import objects
-from tidings.store.objects import Content
+from tidings.store.model import Content, Place
 from writers import Change, Writer
 
 KEYS = ("a", "b", "c", "d")
@@ -220,11 +220,9 @@ def test_a_key_that_waits_for_its_turn_is_in_no_earlier_window_than_the_one_it_w
 
     async def second() -> None:
         async with await psycopg.AsyncConnection.connect(writer.url, autocommit=True) as connection:
-            await objects.put(
+            await objects.commit_inline_object(
                 writers.Held(connection),  # type: ignore[arg-type]
-                writer.project,
-                writer.bucket,
-                "key",
+                Place(writer.project, writer.bucket, "key"),
                 Content(1, "second", "text/plain", {}, b"x"),
                 writer.request()[1],
             )

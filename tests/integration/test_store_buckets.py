@@ -15,7 +15,8 @@ from tidings.access.projects import create_project, find_project
 from tidings.db.pool import Pool, make_pool
 from tidings.errors import CallerError, OperatorError
 from tidings.store import buckets
-from tidings.store.objects import Content, Origin, put
+from tidings.store.model import Content, Origin, Place
+from tidings.store.objects import commit_inline_object
 
 
 def run(url: str, work: Callable[[Pool], Awaitable[Any]]) -> Any:
@@ -52,7 +53,7 @@ def test_a_bucket_with_an_object_in_it_stays(database_url: str, database: psycop
 
     async def work(pool: Pool) -> None:
         await buckets.create(pool, project, "bucket")
-        await put(pool, project, "bucket", "key", Content(0, "e", "t", {}, b""), Origin("", "", ""))
+        await commit_inline_object(pool, Place(project, "bucket", "key"), Content(0, "e", "t", {}, b""), Origin("", "", ""))
         with pytest.raises(CallerError, match="BucketNotEmpty"):
             await buckets.delete(pool, project, "bucket")
         await buckets.check_exists(pool, project, "bucket")

@@ -6,6 +6,8 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -14,10 +16,10 @@ import pytest
 from tidings.access.projects import create_project
 from tidings.db.pool import Pool, make_pool
 from tidings.errors import CallerError
-from tidings.store import buckets, objects
-from tidings.store.objects import Content, Head, Origin
+from tidings.store import buckets, deletes, objects
+from tidings.store.model import Content, Done, Origin, Place, Segment, Version
 
-ORIGIN = Origin("AKIAEXAMPLE", "192.0.2.1", "0123456789ABCDEF")
+ORIGIN = Origin("AKIAEXAMPLE", "192.0.2.1", "0123456789ABCDEF", datetime(2026, 1, 17, 10, 30, tzinfo=UTC))
 
 
 class Store:
@@ -37,14 +39,20 @@ class Store:
 
         return asyncio.run(opened())
 
+    def place(self, key: str = "key") -> Place:
+        return Place(self.project, self.bucket, key)
+
     def put(self, key: str, content: Content) -> str | None:
-        return self.run(lambda pool: objects.put(pool, self.project, self.bucket, key, content, ORIGIN))
+        """Returns the blob that was replaced."""
+        done: Done = self.run(lambda pool: objects.commit_inline_object(pool, self.place(key), content, ORIGIN))
+        return next(iter(done.unused), None)
 
     def delete(self, key: str) -> str | None:
-        return self.run(lambda pool: objects.delete(pool, self.project, self.bucket, key, ORIGIN))
+        done: Done = self.run(lambda pool: deletes.delete_object_last_committed(pool, self.place(key), ORIGIN))
+        return next(iter(done.unused), None)
 
-    def get(self, key: str, *, body: bool = True) -> Head:
-        return self.run(lambda pool: objects.get(pool, self.project, self.bucket, key, body=body))
+    def get(self, key: str, *, body: bool = True) -> Version:
+        return self.run(lambda pool: objects.get(pool, self.place(key), body=body))
 
     def changes(self) -> list[dict[str, Any]]:
         rows = self.sql.execute("select to_jsonb(c) - 'xid' - 'id' - 'at' from changes c order by seq").fetchall()
@@ -58,20 +66,23 @@ def store(database_url: str, database: psycopg.Connection) -> Iterator[Store]:
 
 def content(body: bytes | None = b"hello", blob: str | None = None, etag: str = "e1", **metadata: str) -> Content:
     size = len(body) if body is not None else 5000
-    return Content(size, etag, "text/plain", {name.replace("_", "-"): value for name, value in metadata.items()}, body, blob)
+    segments = None if blob is None else [Segment(blob, size)]
+    named = {name.replace("_", "-"): value for name, value in metadata.items()}
+    return Content(size, etag, "text/plain", named, body, segments)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00", b"x" * 4096])
 def test_an_object_comes_back_as_it_was_put(store: Store, body: bytes) -> None:
     store.put("a/ü key", content(body, x_amz_meta_a="b  c", cache_control="no-store"))
     head = store.get("a/ü key")
-    assert (head.size, head.etag, head.content_type, head.body, head.blob) == (len(body), "e1", "text/plain", body, None)
+    assert (head.size, head.etag, head.content_type, head.body, head.segments) == (len(body), "e1", "text/plain", body, [])
     assert head.metadata == {"x-amz-meta-a": "b  c", "cache-control": "no-store"}
     assert store.get("a/ü key", body=False) == head._replace(body=None)
 
 
 def test_a_put_appends_one_change_that_says_everything(store: Store) -> None:
-    store.put("a b/ü", content(b"hello", etag="e9"))
+    made = replace(content(b"hello", etag="e9", x_amz_meta_a="b"), tags={"team": "one"})
+    store.put("a b/ü", made)
     (change,) = store.changes()
     bucket_id = store.sql.execute("select id from bucket_metainfos").fetchone()
     assert bucket_id is not None
@@ -90,6 +101,16 @@ def test_a_put_appends_one_change_that_says_everything(store: Store) -> None:
         "request_id": "0123456789ABCDEF",
         "config": 0,
         "rules": None,
+        "operation": "commit inline",
+        "version_id": None,
+        "versioning": "unversioned",
+        "old_size": None,
+        "content_type": "text/plain",
+        "metadata": '{"x-amz-meta-a": "b"}',
+        "tags": '{"team": "one"}',
+        "copy_source": None,
+        "request_at": "2026-01-17T10:30:00+00:00",
+        "replaced": None,
     }
 
 
@@ -101,10 +122,12 @@ def test_the_private_project_id_is_in_no_change(store: Store) -> None:
     assert row[0] not in json.dumps(store.changes())
 
 
-def test_a_delete_appends_a_change_without_size_and_etag(store: Store) -> None:
-    store.put("key", content())
+def test_a_delete_appends_a_change_without_size_and_etag_and_with_what_was_there(store: Store) -> None:
+    store.put("key", content(x_amz_meta_a="b"))
     assert store.delete("key") is None
     change = store.changes()[1]
+    assert (change["old_size"], change["content_type"], change["metadata"]) == (5, "text/plain", '{"x-amz-meta-a": "b"}')
+    assert change["operation"] == "delete last committed"
     assert (change["event"], change["size"], change["etag"], change["encoded"]) == ("ObjectRemoved:Delete", None, None, None)
     with pytest.raises(CallerError, match="NoSuchKey"):
         store.get("key")
@@ -172,9 +195,10 @@ def test_a_put_that_waits_for_another_is_later_in_every_respect(store: Store) ->
     async def work(pool: Pool) -> None:
         async with await psycopg.AsyncConnection.connect(store.url) as first:
             await first.execute("select pg_current_xact_id()")
-            await objects.put(pool, store.project, "bucket", "key", content(etag="zero"), ORIGIN)
+            await objects.commit_inline_object(pool, store.place(), content(etag="zero"), ORIGIN)
             await first.execute("update heads set etag = 'first', modified_at = clock_timestamp()")
-            second = asyncio.ensure_future(objects.put(pool, store.project, "bucket", "key", content(etag="second"), ORIGIN))
+            made = objects.commit_inline_object(pool, store.place(), content(etag="second"), ORIGIN)
+            second = asyncio.ensure_future(made)
             await asyncio.sleep(0.3)
             assert not second.done()
             await first.execute(
@@ -184,7 +208,7 @@ def test_a_put_that_waits_for_another_is_later_in_every_respect(store: Store) ->
             done_at = (await (await first.execute("select clock_timestamp()")).fetchone())[0]  # type: ignore[index]
             await first.commit()
             await second
-        head = await objects.get(pool, store.project, "bucket", "key")
+        head = await objects.get(pool, store.place())
         assert head.modified_at > done_at
 
     store.run(work)
@@ -201,10 +225,11 @@ def test_many_writers_on_few_keys_are_numbered_in_the_order_of_the_row(store: St
         for turn in range(40):
             key, name = draw.choice(keys), f"w{number}-{turn}"
             if draw.random() < 0.25:
-                await objects.delete(pool, store.project, "bucket", key, ORIGIN)
+                await deletes.delete_object_last_committed(pool, store.place(key), ORIGIN)
             else:
                 made = content(None, name, etag=name)
-                replaced[name] = await objects.put(pool, store.project, "bucket", key, made, ORIGIN)
+                done = await objects.commit_object_with_segments(pool, store.place(key), made, ORIGIN)
+                replaced[name] = next(iter(done.unused), None)
 
     async def work(pool: Pool) -> None:
         await asyncio.gather(*(writer(pool, number) for number in range(8)))
@@ -228,7 +253,7 @@ def test_a_bucket_that_is_deleted_while_an_object_is_put_is_not_there(store: Sto
     async def work(pool: Pool) -> None:
         async with await psycopg.AsyncConnection.connect(store.url) as other:
             await other.execute("delete from bucket_metainfos")
-            waiting = asyncio.ensure_future(objects.put(pool, store.project, "bucket", "key", content(), ORIGIN))
+            waiting = asyncio.ensure_future(objects.commit_inline_object(pool, store.place(), content(), ORIGIN))
             await asyncio.sleep(0.2)
             assert not waiting.done()
             await other.commit()

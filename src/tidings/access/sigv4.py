@@ -3,8 +3,9 @@
 Two steps, so that the secret can be looked up in between: `parse` judges the form of a request and needs no secret,
 `verify` compares the signature. Nothing of a request may be acted on before `verify` has returned.
 
-The mechanism is the `Authorization` header. Another one that ends in a canonical request and a signature (the query of
-a presigned URL) needs only its own way to a `SignedRequest`; `verify` stays as it is.
+There are three mechanisms: the `Authorization` header, the query of a presigned URL (`presigned.py`), and the policy of
+a form (`policy.py`). Each has its own way to a `SignedRequest`; from there on there is one way for all. A request that
+uses two of them is refused.
 """
 
 from __future__ import annotations
@@ -14,36 +15,41 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from functools import lru_cache
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from tidings.access import presigned
+from tidings.access.scope import (
+    ALGORITHM,
+    MAX_SKEW,
+    TERMINATOR,
+    Claim,
+    Scope,
+    check_day,
+    moment,
+    read,
+    signature,
+    signed_names,
+    signing_key,
+    stamp,
+)
 from tidings.errors import CallerError
 
-ALGORITHM = "AWS4-HMAC-SHA256"
-MAX_SKEW = timedelta(minutes=15)
-
-_TERMINATOR = "aws4_request"
 _AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([\w.~+=:@-]{1,128})/([^/,\s]*)/([^/,\s]*)/([^/,\s]*)/([^/,\s]*)"
-    r" ?, ?SignedHeaders=([^,\s]*) ?, ?Signature=([^,\s]*)",
-    re.ASCII,
+    r"AWS4-HMAC-SHA256 Credential=([^,\s]*) ?, ?SignedHeaders=([^,\s]*) ?, ?Signature=([^,\s]*)", re.ASCII
 )
-_SIGNED_HEADERS = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+(;[a-z0-9!#$%&'*+.^_`|~-]+)*")
 _HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
-_TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _BROKEN_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_.~/-]*")
 _PLAIN_PARAMETER = re.compile(rb"[A-Za-z0-9_.~-]*")
 
 _SIGNED_WHEN_PRESENT = frozenset({"content-md5", "content-type"})
-_QUERY_MECHANISMS = frozenset(
-    {"x-amz-algorithm", "x-amz-credential", "x-amz-expires", "x-amz-signature", "x-amz-signedheaders"}  # version 4
-    | {"awsaccesskeyid", "signature"}  # version 2
-)
-_PRIVATE_LINE = re.compile(r"(?m)^(x-amz-security-token|x-amz-[a-z0-9-]*customer-key):.*$")
+# X-Amz-Date alone says nothing about who signed, and some clients send it beside the header.
+_VERSION_4 = frozenset(name.lower() for name in presigned.MECHANISM if name != "X-Amz-Date")
+_VERSION_2 = frozenset({"awsaccesskeyid", "signature"})
+_PRIVATE = re.compile(r"(?mi)((?:^|&)(?:x-amz-security-token|x-amz-[a-z0-9-]*customer-key)[:=])[^&\n]*")
 
 
 class PayloadKind(Enum):
@@ -65,22 +71,24 @@ class SignedRequest:
 
     `headers` holds all headers in the form that is signed: names in lower case, values trimmed, inner spaces collapsed,
     repeated headers joined with a comma, bytes as latin-1. Who reads a header here reads what the signature covers.
+    `from_query` are those of them that stood in the query of a presigned URL, as they came; `spent` names every
+    parameter that was there for the signature or as a header, and asks for nothing more.
     """
 
-    access_key_id: str
-    date: str
-    region: str
+    scope: Scope
     timestamp: str
-    signed_headers: tuple[str, ...]
     signature: str
     payload: PayloadKind
     payload_hash: str
+    string_to_sign: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-    canonical_request: str = field(repr=False)
+    canonical_request: str = field(repr=False, default="")
+    from_query: tuple[tuple[bytes, bytes], ...] = field(repr=False, default=())
+    spent: frozenset[str] = frozenset()
 
     @property
-    def scope(self) -> str:
-        return f"{self.date}/{self.region}/s3/{_TERMINATOR}"
+    def access_key_id(self) -> str:
+        return self.scope.access_key_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,61 +115,61 @@ def parse(
     """Every check that needs no secret. `raw_path` and `raw_query` are as they were sent; `now` knows its time zone."""
     fields = _fold(headers)
     parameters = _parameters(raw_query)
-    _one_mechanism(fields, parameters)
-    key_id, date, names, signature = _authorization(fields["authorization"], region)
-    timestamp = _timestamp(fields, date, now)
-    _check_coverage(fields, names)
-    missing = [name for name in names if name not in fields]
-    if missing:
-        raise CallerError(
-            "SignatureDoesNotMatch",
-            f"The signed header {missing[0][:100]!r} is not in the request: it was not sent, or was lost on the way.",
-            AWSAccessKeyId=key_id,
-            SignatureProvided=signature,
-        )
-    payload, payload_hash = _payload(fields)
-    query = "&".join([f"{name}={value}" for name, value in sorted(parameters)])
-    lines = "".join([f"{name}:{fields[name]}\n" for name in names])
-    canonical = f"{method}\n{_canonical_path(raw_path)}\n{query}\n{lines}\n{';'.join(names)}\n{payload_hash}"
+    from_query: list[tuple[bytes, bytes]] = []
+    spent: frozenset[str] = frozenset()
+    if _in_query(fields, parameters):
+        claim = presigned.read(parameters, now, region)
+        _check_coverage(fields, claim)
+        standing = presigned.headers(parameters, fields)
+        from_query = [(name.encode(), value) for name, value in standing.values() if presigned.counts(name, value)]
+        spent = presigned.MECHANISM.union(standing)
+        payload, payload_hash = _payload({"x-amz-content-sha256": PayloadKind.UNSIGNED.value, **fields, **_fold(from_query)})
+    else:
+        claim = _authorization(fields, now, region)
+        _check_coverage(fields, claim, *(["date"] if "x-amz-date" not in fields else []))
+        payload, payload_hash = _payload(fields)
+    query = "&".join([f"{name}={value}" for name, value in sorted(parameters.items()) if name != presigned.SIGNATURE])
+    lines = "".join([f"{name}:{fields[name]}\n" for name in claim.names])
+    canonical = f"{method}\n{_canonical_path(raw_path)}\n{query}\n{lines}\n{';'.join(claim.names)}\n{payload_hash}"
+    digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
     return SignedRequest(
-        key_id, date, region, timestamp, names, signature, payload, payload_hash, fields, canonical_request=canonical
+        claim.scope,
+        claim.timestamp,
+        claim.signature,
+        payload,
+        payload_hash,
+        string_to_sign=f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{digest}",
+        headers={**fields, **_fold(from_query)} if from_query else fields,
+        canonical_request=canonical,
+        from_query=tuple(from_query),
+        spent=spent,
     )
 
 
 def verify(signed: SignedRequest, secret: str) -> SigningContext:
     """Compare the signature, in constant time, with the one that `secret` gives."""
-    digest = hashlib.sha256(signed.canonical_request.encode("latin-1")).hexdigest()
-    scope = signed.scope
-    string_to_sign = f"{ALGORITHM}\n{signed.timestamp}\n{scope}\n{digest}"
-    key = _signing_key(secret, signed.date, signed.region)
-    if not hmac.compare_digest(hmac.digest(key, string_to_sign.encode(), "sha256").hex(), signed.signature):
+    key = signing_key(secret, signed.scope.date, signed.scope.region)
+    expected = hmac.digest(key, signed.string_to_sign.encode(), "sha256").hex()
+    if not hmac.compare_digest(expected, signed.signature):
+        shown = {"CanonicalRequest": _PRIVATE.sub(r"\1(not shown)", signed.canonical_request)}
         raise CallerError(
             "SignatureDoesNotMatch",
             "The signature is not the one that this request and the secret of this access key give. "
             "Compare CanonicalRequest and StringToSign with what the client signed, then check the secret.",
             AWSAccessKeyId=signed.access_key_id,
             SignatureProvided=signed.signature,
-            StringToSign=string_to_sign,
-            CanonicalRequest=_PRIVATE_LINE.sub(r"\1:(not shown)", signed.canonical_request),
+            StringToSign=signed.string_to_sign,
+            **(shown if signed.canonical_request else {}),
         )
     return SigningContext(
         access_key_id=signed.access_key_id,
         signing_key=key,
         seed_signature=signed.signature,
         timestamp=signed.timestamp,
-        scope=scope,
+        scope=str(signed.scope),
         payload=signed.payload,
         payload_hash=signed.payload_hash,
     )
-
-
-@lru_cache(maxsize=4096)
-def _signing_key(secret: str, date: str, region: str) -> bytes:
-    # Four HMACs that are the same for a whole day. Keyed by the secret itself: a changed secret never meets an old key.
-    key = f"AWS4{secret}".encode()
-    for part in (date, region, "s3", _TERMINATOR):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return key
 
 
 def _fold(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -174,15 +182,14 @@ def _fold(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     return fields
 
 
-def _parameters(raw_query: bytes) -> list[tuple[str, str]]:
+def _parameters(raw_query: bytes) -> dict[str, str]:
     """The query, each part in its one canonical encoding."""
     if not raw_query:
-        return []
+        return {}
     _check_percent(raw_query)
     pairs = [part.partition(b"=") for part in raw_query.split(b"&") if part]
-    parameters = [(_canonical_parameter(name), _canonical_parameter(value)) for name, _, value in pairs]
-    names = [name for name, _ in parameters]
-    if len(set(names)) != len(names):
+    parameters = {_canonical_parameter(name): _canonical_parameter(value) for name, _, value in pairs}
+    if len(parameters) != len(pairs):
         # The canonical form is sorted: with a name that comes twice, anybody could swap its values.
         raise CallerError("InvalidArgument", f"A parameter comes twice in the query {raw_query[:100]!r}: send it once.")
     return parameters
@@ -210,98 +217,95 @@ def _check_percent(raw: bytes) -> None:
         raise CallerError("InvalidURI", f"{raw[:100]!r} has a % that two hexadecimal digits do not follow: send %25.")
 
 
-def _one_mechanism(fields: Mapping[str, str], parameters: list[tuple[str, str]]) -> None:
-    in_query = [name for name, _ in parameters if name.lower() in _QUERY_MECHANISMS]
+def _in_query(fields: Mapping[str, str], parameters: Mapping[str, str]) -> bool:
+    """Whether the signature is in the query; if not, it is in the header. Two mechanisms, or none, are refused."""
+    version_4 = [name for name in parameters if name.lower() in _VERSION_4]
+    version_2 = [name for name in parameters if name.lower() in _VERSION_2]
+    in_query = [*version_4, *version_2]
     if in_query and "authorization" in fields:
         raise CallerError(
             "InvalidArgument",
             f"The request is signed by the Authorization header and by {in_query[0]} in the query: use one of them.",
             ArgumentName=in_query[0],
         )
-    if in_query:
+    if version_2:
         raise CallerError(
-            "NotImplemented",
-            f"{in_query[0]} in the query: presigned URLs are not served. Sign with the Authorization header.",
+            "InvalidArgument" if version_4 else "InvalidRequest",
+            f"{version_2[0]} in the query is of Signature Version 2, which is not served: sign with {ALGORITHM} alone.",
         )
-    if "authorization" not in fields:
+    if not version_4 and "authorization" not in fields:
         raise CallerError(
             "AccessDenied", f"The request is not signed: send an Authorization header with the mechanism {ALGORITHM}."
         )
+    return bool(version_4)
 
 
-def _authorization(value: str, region: str) -> tuple[str, str, tuple[str, ...], str]:
+def _authorization(fields: Mapping[str, str], now: datetime, region: str) -> Claim:
     # The messages quote single fields only: the header of another mechanism may hold a password or a token.
+    value = fields["authorization"]
     if value.partition(" ")[0] != ALGORITHM:
         raise CallerError("InvalidRequest", f"The authorization mechanism is not supported: use {ALGORITHM}.")
     match = _AUTHORIZATION.fullmatch(value)
     if match is None:
         raise _malformed(
-            f"write {ALGORITHM} Credential=KEY/YYYYMMDD/{region}/s3/{_TERMINATOR}, SignedHeaders=A;B, Signature=HEX."
+            f"write {ALGORITHM} Credential=KEY/YYYYMMDD/{region}/s3/{TERMINATOR}, SignedHeaders=A;B, Signature=HEX."
         )
-    key_id, date, scope_region, service, terminator, signed_headers, signature = match.groups()
-    if scope_region != region:
-        raise _malformed(f"the region {scope_region[:100]!r} is wrong; expecting {region!r}.", Region=region)
-    if service != "s3":
-        raise _malformed(f"the service {service[:100]!r} is wrong; expecting 's3'.")
-    if terminator != _TERMINATOR:
-        raise _malformed(f"the scope ends in {terminator[:100]!r}; expecting {_TERMINATOR!r}.")
-    names = tuple(signed_headers.split(";"))
-    if not _SIGNED_HEADERS.fullmatch(signed_headers) or list(names) != sorted(set(names)):
-        raise _malformed("SignedHeaders must be lower-case names, sorted, each once, with ';' in between.")
-    if not _HEX_SHA256.fullmatch(signature):
-        raise _malformed("Signature must be 64 lower-case hexadecimal digits.")
-    return key_id, date, names, signature
+    made_for = read(match[1], region, _malformed)
+    names = signed_names(match[2], _malformed)
+    given = signature(match[3], _malformed)
+    when, timestamp = _moment(fields)
+    check_day(made_for, timestamp, _malformed)
+    _check_skew(when, timestamp, now)
+    return Claim(made_for, timestamp, names, given)
 
 
 def _malformed(problem: str, **elements: str) -> CallerError:
     return CallerError("AuthorizationHeaderMalformed", f"The authorization header is malformed: {problem}", **elements)
 
 
-def _timestamp(fields: Mapping[str, str], date: str, now: datetime) -> str:
-    moment, timestamp = _moment(fields)
-    if date != timestamp[:8]:
-        raise _malformed(f"the scope's date {date[:100]!r} is not the day of the request's own date, {timestamp!r}.")
-    if abs(now - moment) > MAX_SKEW:
-        here = _stamp(now)
-        raise CallerError(
-            "RequestTimeTooSkewed",
-            f"The request was signed at {timestamp} and the time here is {here}, more than "
-            f"{MAX_SKEW.seconds // 60} minutes apart: set the client's clock and sign again.",
-            RequestTime=timestamp,
-            ServerTime=here,
-            MaxAllowedSkewMilliseconds=str(MAX_SKEW.seconds * 1000),
-        )
-    return timestamp
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-
-
 def _moment(fields: Mapping[str, str]) -> tuple[datetime, str]:
-    value = fields.get("x-amz-date")
+    """When the request says that it was signed, and the same as it stands in what was signed."""
     try:
-        if value is None:
-            moment = parsedate_to_datetime(fields["date"])
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)  # "-0000" is UTC from an unknown place
-            return moment, _stamp(moment)
-        if _TIMESTAMP.fullmatch(value):
-            return datetime.fromisoformat(value), value
+        if "x-amz-date" not in fields:
+            when = parsedate_to_datetime(fields["date"])
+            when = when if when.tzinfo else when.replace(tzinfo=UTC)  # "-0000" is UTC from an unknown place
+            return when, stamp(when)
+        if (sent := moment(fields["x-amz-date"])) is not None:
+            return sent, fields["x-amz-date"]
     except (KeyError, ValueError, OverflowError):
         pass  # said below, in one sentence for all of them
     raise CallerError("AccessDenied", "The request has no valid date: send x-amz-date as YYYYMMDDTHHMMSSZ, or Date.")
 
 
-def _check_coverage(fields: Mapping[str, str], names: tuple[str, ...]) -> None:
+def _check_skew(when: datetime, there: str, now: datetime) -> None:
+    if abs(now - when) > MAX_SKEW:
+        here = stamp(now)
+        raise CallerError(
+            "RequestTimeTooSkewed",
+            f"The request was signed at {there} and the time here is {here}, more than "
+            f"{MAX_SKEW.seconds // 60} minutes apart: set the client's clock and sign again.",
+            RequestTime=there,
+            ServerTime=here,
+            MaxAllowedSkewMilliseconds=str(MAX_SKEW.seconds * 1000),
+        )
+
+
+def _check_coverage(fields: Mapping[str, str], claim: Claim, *more: str) -> None:
     # An x-amz-* header changes what a request means; one that anybody could have added must not count.
     required = {name for name in fields if name.startswith("x-amz-") or name in _SIGNED_WHEN_PRESENT}
-    required.add("host")
-    if "x-amz-date" not in fields:
-        required.add("date")
-    if not required.issubset(names):
-        listed = ", ".join(sorted(required.difference(names)))[:500]
+    required.update(("host", *more))
+    if not required.issubset(claim.names):
+        listed = ", ".join(sorted(required.difference(claim.names)))[:500]
         raise CallerError(
             "AccessDenied", f"Headers that must be signed are not: {listed}. Sign them too.", HeadersNotSigned=listed
+        )
+    missing = [name for name in claim.names if name not in fields]
+    if missing:
+        raise CallerError(
+            "SignatureDoesNotMatch",
+            f"The signed header {missing[0][:100]!r} is not in the request: it was not sent, or was lost on the way.",
+            AWSAccessKeyId=claim.scope.access_key_id,
+            SignatureProvided=claim.signature,
         )
 
 

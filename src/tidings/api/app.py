@@ -13,6 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings.access.keys import KeyCache
+from tidings.api import hosts
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
 from tidings.db.pool import make_pool
@@ -24,7 +25,7 @@ _READY_SECONDS = 2.0
 
 def create_app(settings: Settings) -> ASGIApp:
     """An ASGI application. Pool and blobs are opened in its lifespan; the database need not answer yet."""
-    return _App(settings).router
+    return _App(settings)
 
 
 class _App:
@@ -34,12 +35,19 @@ class _App:
         self._s3: S3 | None = None
         # "-" is no bucket's name, so these two paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
-        self.router = Router(
+        self._router = Router(
             [Route("/-/healthy", _healthy), Route("/-/ready", self._ready)],
             redirect_slashes=False,
             default=self._serve,
             lifespan=self._lifespan,
         )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Where the host names a bucket, the whole path is a key: even these two.
+        if scope["type"] == "http" and hosts.bucket(hosts.host(scope["headers"]), self._settings.api.domains) is not None:
+            await self._serve(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tidings.errors import CallerError
 
@@ -24,6 +24,15 @@ def _announced(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
         if name == b"content-length":
             announced = int(value)
     return announced
+
+
+class Incoming(Protocol):
+    """Bytes on their way in: the body of a request, or the file of a form in it."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    async def next(self) -> bytes: ...
 
 
 class Body:

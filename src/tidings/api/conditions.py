@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from tidings.errors import CallerError
-from tidings.store.objects import Head
+from tidings.store.model import Version
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
-def unmodified(headers: Mapping[str, str], head: Head) -> bool:
+def unmodified(headers: Mapping[str, str], head: Version) -> bool:
     """Whether the answer is 304; raises PreconditionFailed. The order of the four is from RFC 9110, section 13.2.2."""
     modified_at = head.modified_at.replace(microsecond=0)  # as precise as the header that it is compared with
     if (tags := headers.get("if-match")) is not None:

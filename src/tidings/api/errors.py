@@ -17,7 +17,7 @@ def response(error: Exception, method: str, resource: str, request_id: str, host
     """The answer to a request that failed. What is not the caller's fault is logged here, once, by the request's id."""
     problem = _as_caller_error(error, method, resource, request_id)
     if method == "HEAD":
-        return Response(problem.status)
+        return Response(problem.status, problem.headers)
     elements = [
         ("Code", problem.code),
         ("Message", problem.message),
@@ -27,7 +27,7 @@ def response(error: Exception, method: str, resource: str, request_id: str, host
         ("HostId", host_id),
     ]
     body = xml.document("Error", elements, namespace="")
-    return Response(problem.status, {"content-type": "application/xml"}, body)
+    return Response(problem.status, {"content-type": "application/xml", **problem.headers}, body)
 
 
 def _as_caller_error(error: Exception, method: str, resource: str, request_id: str) -> CallerError:

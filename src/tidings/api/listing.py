@@ -1,4 +1,4 @@
-"""ListObjectsV2."""
+"""ListObjects, in both versions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def list_objects(parts: Parts, request: Request) -> Response:
         parts.pool,
         request.project,
         request.bucket,
-        prefix=_bounded(query, "prefix"),
-        delimiter=_bounded(query, "delimiter"),
-        after=_bounded(query, "start-after") if token is None else after(token),
+        prefix=bounded(query, "prefix"),
+        delimiter=bounded(query, "delimiter"),
+        after=bounded(query, "start-after") if token is None else after(token),
         most=min(asked, MOST),
     )
-    encode = _encoder(query)
+    encode = encoder(query)
     owner = request.project if query.get("fetch-owner") == "true" else None
     nodes: list[xml.Node] = [("Name", request.bucket), ("Prefix", encode(query.get("prefix", "")))]
     nodes += [(name, encode(query[parameter])) for parameter, name in _ECHOED if parameter in query]
@@ -48,6 +48,35 @@ async def list_objects(parts: Parts, request: Request) -> Response:
     if page.more:
         nodes.append(("NextContinuationToken", token_of(page.entries[-1])))
     nodes += [_contents(entry, encode, owner) for entry in page.entries if entry.size is not None]
+    nodes += [("CommonPrefixes", [("Prefix", encode(entry.name))]) for entry in page.entries if entry.size is None]
+    return Response(200, XML, xml.document("ListBucketResult", nodes))
+
+
+async def list_objects_v1(parts: Parts, request: Request) -> Response:
+    """The older form: the marker is a key, or a common prefix, and is repeated only where there is a delimiter."""
+    query = request.target.query
+    asked = min(numbers.between(query, "max-keys", 0, 2**31 - 1, MOST), MOST)
+    prefix, delimiter, marker = (bounded(query, name) for name in ("prefix", "delimiter", "marker"))
+    is_prefix = bool(delimiter) and marker.endswith(delimiter) and marker.find(delimiter, len(prefix)) >= 0
+    page = await listing.page(
+        parts.pool,
+        request.project,
+        request.bucket,
+        prefix=prefix,
+        delimiter=delimiter,
+        after=listing.behind(marker, is_prefix=is_prefix),
+        most=asked,
+    )
+    encode = encoder(query)
+    nodes: list[xml.Node] = [("Name", request.bucket), ("Prefix", encode(prefix)), ("Marker", encode(marker))]
+    if delimiter:
+        nodes.append(("Delimiter", encode(delimiter)))
+    if "encoding-type" in query:
+        nodes.append(("EncodingType", "url"))
+    nodes += [("MaxKeys", str(asked)), ("IsTruncated", "true" if page.more else "false")]
+    if page.more and delimiter:
+        nodes.append(("NextMarker", encode(page.entries[-1].name)))
+    nodes += [_contents(entry, encode, request.project) for entry in page.entries if entry.size is not None]
     nodes += [("CommonPrefixes", [("Prefix", encode(entry.name))]) for entry in page.entries if entry.size is None]
     return Response(200, XML, xml.document("ListBucketResult", nodes))
 
@@ -68,7 +97,7 @@ def _contents(entry: Entry, encode: Callable[[str], str], owner: str | None) -> 
     return "Contents", children
 
 
-def _encoder(query: Mapping[str, str]) -> Callable[[str], str]:
+def encoder(query: Mapping[str, str]) -> Callable[[str], str]:
     kind = query.get("encoding-type")
     if kind is None:
         return str
@@ -78,7 +107,7 @@ def _encoder(query: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: quote(text, safe="/")
 
 
-def _bounded(query: Mapping[str, str], name: str) -> str:
+def bounded(query: Mapping[str, str], name: str) -> str:
     value = query.get(name, "")
     if len(value.encode()) > keys.MAX_BYTES:
         message = f"The parameter {name} is longer than a key can be, {keys.MAX_BYTES} bytes."

@@ -1,61 +1,64 @@
-"""The operations on objects."""
+"""PutObject, GetObject, HeadObject, DeleteObject and DeleteObjects."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from email.utils import formatdate
 
 from tidings.access import checksums
-from tidings.api import conditions
+from tidings.api import conditions, headers, numbers, xml
+from tidings.api.buckets import XML
 from tidings.api.parts import Parts
 from tidings.api.request import Request
 from tidings.api.response import Response
 from tidings.errors import CallerError
-from tidings.store import blobs, buckets, objects
-from tidings.store.objects import Content, Head
+from tidings.store import blobs, buckets, deletes, names, objects, uploads
+from tidings.store.blobs import Blobs, Kept
+from tidings.store.model import Content, Done, Segment, Version
 
 MAX_SIZE = 5 * 1024**3
 """What S3 takes in a single PUT."""
-MAX_USER_METADATA = 2048
-DEFAULT_TYPE = "binary/octet-stream"
-
-_META = "x-amz-meta-"
-_STORED_HEADERS = frozenset({"cache-control", "content-disposition", "content-encoding", "content-language", "expires"})
-_OVERRIDES = {f"response-{name}": name for name in (*_STORED_HEADERS, "content-type")}
-OVERRIDES = frozenset(_OVERRIDES)
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+MAX_DELETED = 1000
 _READS = 3
 
 
 async def put_object(parts: Parts, request: Request) -> Response:
     decoder = request.decoder()
-    size = _declared_size(request.headers)
-    metadata = _metadata(request)
+    size = declared_size(request.headers)
+    metadata, tags = headers.metadata(request.raw_headers), headers.tags(request.headers)
+    condition = headers.write_condition(request.headers)
     if size > blobs.INLINE:  # worth a look, before gigabytes are taken in for nothing
         await buckets.check_exists(parts.pool, request.project, request.bucket)
     kept = await parts.blobs.keep(request.pieces(decoder))
-    content = Content(
-        decoder.length,
-        decoder.md5_hex,
-        request.headers.get("content-type") or DEFAULT_TYPE,
-        {**metadata, **decoder.checksums},
-        kept.body,
-        kept.blob,
-    )
+    content_type = request.headers.get("content-type") or headers.DEFAULT_TYPE
+    content = kept_content(kept, decoder.length, decoder.md5_hex, content_type, {**metadata, **decoder.checksums}, tags)
+    commit = objects.commit_inline_object if kept.blob is None else objects.commit_object_with_segments
     try:
-        replaced = await objects.put(parts.pool, request.project, request.bucket, request.key, content, request.origin)
+        done = await commit(parts.pool, request.place, content, request.origin, condition)
     except CallerError:
         # The database has said no, so nothing refers to the blob. After any other error it may have committed all the
         # same: the blob stays, at worst as an orphan.
         parts.blobs.discard(kept.blob)
         raise
-    parts.blobs.discard(replaced)
-    return Response(200, {"etag": f'"{content.etag}"', **_checksum_headers(decoder.checksums)})
+    discard(parts.blobs, done)
+    answer = {"etag": f'"{content.etag}"', **headers.checksum_headers(decoder.checksums)}
+    return Response(200, {**answer, **headers.version_header(done.version_id)})
 
 
-def _declared_size(headers: Mapping[str, str]) -> int:
-    declared = headers.get("x-amz-decoded-content-length", headers.get("content-length"))
+def kept_content(
+    kept: Kept, size: int, etag: str, content_type: str, metadata: Mapping[str, str], tags: Mapping[str, str]
+) -> Content:
+    segments = None if kept.blob is None else [Segment(kept.blob, size)]
+    return Content(size, etag, content_type, metadata, kept.body, segments, tags, kept.commit_before)
+
+
+def discard(store: Blobs, done: Done) -> None:
+    for name in done.unused:
+        store.discard(name)
+
+
+def declared_size(given: Mapping[str, str]) -> int:
+    declared = given.get("x-amz-decoded-content-length", given.get("content-length"))
     if declared is None:
         raise CallerError("MissingContentLength", "You must provide the Content-Length HTTP header.")
     if int(declared) > MAX_SIZE:  # a number: the decoder has seen to it
@@ -64,84 +67,173 @@ def _declared_size(headers: Mapping[str, str]) -> int:
     return int(declared)
 
 
-def _metadata(request: Request) -> dict[str, str]:
-    """The headers to give back with the object, from the bytes that came: signing collapses their inner spaces."""
-    found: dict[str, str] = {}
-    for raw_name, raw_value in request.raw_headers:
-        name = raw_name.decode("latin-1").lower()
-        if name.startswith(_META) or name in _STORED_HEADERS:
-            value = raw_value.decode("latin-1").strip(" \t")
-            found[name] = f"{found[name]},{value}" if name in found else value
-    user = sum(len(name) - len(_META) + len(value) for name, value in found.items() if name.startswith(_META))
-    if user > MAX_USER_METADATA:
-        message = f"Your metadata headers exceed the maximum allowed metadata size, {MAX_USER_METADATA} bytes."
-        raise CallerError("MetadataTooLarge", message, Size=str(user), MaxSizeAllowed=str(MAX_USER_METADATA))
-    encodings = [word.strip() for word in found.pop("content-encoding", "").split(",")]
-    if kept := ", ".join(word for word in encodings if word and word.lower() != "aws-chunked"):
-        found["content-encoding"] = kept  # aws-chunked was the way here, not a property of the object
-    return found
-
-
-def _checksum_headers(metadata: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in metadata.items() if name.startswith(checksums.PREFIX)}
-    return {**found, "x-amz-checksum-type": "FULL_OBJECT"} if found else {}
-
-
 async def get_object(parts: Parts, request: Request) -> Response:
     for _ in range(_READS):
-        head = await objects.get(parts.pool, request.project, request.bucket, request.key)
-        response, start, end = _described(request, head)
+        version = visible(request, await objects.get(parts.pool, request.place, version_id(request)))
+        response, start, end = _described(request, version)
         if response.status == 304:
             return response
-        if head.body is not None:
-            response.body = head.body[start:end]
+        if version.body is not None:
+            response.body = version.body[start:end]
             return response
-        assert head.blob is not None
         try:
-            response.body = await parts.blobs.read(head.blob, start, end)
+            response.body = await read_segments(parts.blobs, version.segments, start, end)
             return response
         except FileNotFoundError:
             continue  # replaced and removed since the row was read: read the row again
-    raise RuntimeError(f"blob {head.blob} is missing although its row is there")
+    raise RuntimeError(f"a blob of {version.segments} is missing although its row is there")
 
 
 async def head_object(parts: Parts, request: Request) -> Response:
-    head = await objects.get(parts.pool, request.project, request.bucket, request.key, body=False)
-    response, _, _ = _described(request, head)
+    version = visible(request, await objects.get(parts.pool, request.place, version_id(request), body=False))
+    response, _, _ = _described(request, version)
     return response
 
 
-def _described(request: Request, head: Head) -> tuple[Response, int, int]:
+def version_id(request: Request) -> str | None:
+    """The version that the query names."""
+    value = request.target.query.get("versionId")
+    if value is not None and (not value or len(value) > 200):
+        raise CallerError(
+            "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=value[:200]
+        )
+    return value
+
+
+def visible(request: Request, version: Version) -> Version:
+    """The version, unless it is a delete marker: that is no object, and says so."""
+    if not version.delete_marker:
+        return version
+    shown = {"x_amz_delete_marker": "true", "x_amz_version_id": version.version_id}
+    if version_id(request) is None:
+        raise objects.no_such_key(request.key).with_headers(**shown)
+    modified = formatdate(version.modified_at.timestamp(), usegmt=True)
+    message = "The specified method is not allowed against this resource."
+    raise CallerError("MethodNotAllowed", message, Method="GET", ResourceType="DeleteMarker").with_headers(
+        **shown, last_modified=modified
+    )
+
+
+async def read_segments(store: Blobs, segments: Sequence[Segment], start: int, end: int) -> AsyncIterator[bytes]:
+    """The bytes from `start` up to, not including, `end`. A missing first blob raises FileNotFoundError here and now."""
+    wanted: list[tuple[str, int, int]] = []
+    at = 0
+    for name, size in segments:
+        first, last = max(start - at, 0), min(end - at, size)
+        if first < last:
+            wanted.append((name, first, last))
+        at += size
+    if not wanted:
+        return _nothing()
+    opened = await store.read(*wanted[0])
+    return opened if len(wanted) == 1 else _one_after_another(store, opened, wanted[1:])
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+async def _one_after_another(
+    store: Blobs, opened: AsyncIterator[bytes], rest: Sequence[tuple[str, int, int]]
+) -> AsyncIterator[bytes]:
+    async for piece in opened:
+        yield piece
+    for name, start, end in rest:
+        async for piece in await store.read(name, start, end):
+            yield piece
+
+
+def _described(request: Request, version: Version) -> tuple[Response, int, int]:
     """Everything about the answer but its body, and which bytes that is to have."""
-    headers = {
-        "etag": f'"{head.etag}"',
-        "last-modified": formatdate(head.modified_at.timestamp(), usegmt=True),
+    answer = {
+        "etag": f'"{version.etag}"',
+        "last-modified": formatdate(version.modified_at.timestamp(), usegmt=True),
         "accept-ranges": "bytes",
+        **headers.version_header(version.shown_id),
     }
-    if conditions.unmodified(request.headers, head):
-        return Response(304, headers), 0, 0
-    headers["content-type"] = head.content_type
-    headers |= {name: value for name, value in head.metadata.items() if not name.startswith(checksums.PREFIX)}
-    headers |= _overridden(request.target.query)
-    wanted = conditions.byte_range(request.headers, head.size)
-    start, end = wanted or (0, head.size)
-    headers["content-length"] = str(end - start)
+    if conditions.unmodified(request.headers, version):
+        return Response(304, answer), 0, 0
+    answer["content-type"] = version.content_type
+    answer |= {name: value for name, value in version.metadata.items() if not name.startswith(checksums.PREFIX)}
+    if version.tags:
+        answer["x-amz-tagging-count"] = str(len(version.tags))
+    answer |= headers.overridden(request.target.query)
+    wanted = _part(request, version, answer) or conditions.byte_range(request.headers, version.size)
+    start, end = wanted or (0, version.size)
+    answer["content-length"] = str(end - start)
     if wanted is not None:
-        headers["content-range"] = f"bytes {start}-{end - 1}/{head.size}"
+        answer["content-range"] = f"bytes {start}-{end - 1}/{version.size}"
     elif request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED":
-        headers |= _checksum_headers(head.metadata)  # of the whole object: with a part of it, it would not fit
-    return Response(200 if wanted is None else 206, headers), start, end
+        answer |= headers.checksum_headers(version.metadata)  # of the whole object: with a part of it, it would not fit
+    return Response(200 if wanted is None else 206, answer), start, end
 
 
-def _overridden(query: Mapping[str, str]) -> dict[str, str]:
-    found = {_OVERRIDES[name]: value for name, value in query.items() if name in _OVERRIDES}
-    for name, value in found.items():
-        if not _HEADER_VALUE.fullmatch(value):
-            message = f"response-{name} is {value[:100]!r}, which a header cannot have."
-            raise CallerError("InvalidArgument", message, ArgumentName=f"response-{name}")
-    return found
+def _part(request: Request, version: Version, answer: dict[str, str]) -> tuple[int, int] | None:
+    """The bytes of the part that the query asks for, if it does."""
+    if "partNumber" not in request.target.query:
+        return None
+    number = numbers.between(request.target.query, "partNumber", 1, uploads.MAX_PARTS, 1)
+    sizes = [segment.size for segment in version.segments] or [version.size]
+    if number > len(sizes):
+        raise CallerError("InvalidPartNumber", "The requested partnumber is not satisfiable", PartNumberRequested=str(number))
+    if "-" in version.etag:
+        answer["x-amz-mp-parts-count"] = str(len(sizes))
+    start = sum(sizes[: number - 1])
+    return (start, start + sizes[number - 1]) if version.size else None
 
 
 async def delete_object(parts: Parts, request: Request) -> Response:
-    parts.blobs.discard(await objects.delete(parts.pool, request.project, request.bucket, request.key, request.origin))
-    return Response(204)
+    exact = version_id(request)
+    if exact is None:
+        done = await deletes.delete_object_last_committed(parts.pool, request.place, request.origin)
+    else:
+        done = await deletes.delete_object_exact_version(parts.pool, request.place, exact, request.origin)
+    discard(parts.blobs, done)
+    shown = {"x-amz-delete-marker": "true"} if done.delete_marker else {}
+    return Response(204, {**shown, **headers.version_header(exact or done.version_id)})
+
+
+async def delete_objects(parts: Parts, request: Request) -> Response:
+    wanted, quiet = _listed(await request.document())
+    try:
+        done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
+    except CallerError as error:
+        if error.code != "NoSuchBucket":
+            raise
+        raise buckets.no_such_bucket(request.bucket) from None
+    for each in done:
+        discard(parts.blobs, each)
+    nodes = [] if quiet else [_deleted(key, exact, each) for (key, exact), each in zip(wanted, done, strict=True)]
+    return Response(200, XML, xml.document("DeleteResult", nodes))
+
+
+def _listed(body: bytes) -> tuple[list[tuple[str, str | None]], bool]:
+    """The keys and versions that a Delete document names, and whether it wants to hear of errors only."""
+    wanted: list[tuple[str, str | None]] = []
+    quiet = False
+    for child in xml.read(body, "Delete"):
+        if xml.local(child) == "Quiet":
+            quiet = (child.text or "").strip() == "true"
+        elif xml.local(child) == "Object":
+            allowed = frozenset({"Key", "VersionId", "ETag", "LastModifiedTime", "Size"})
+            found = xml.child_texts(child, allowed)
+            if found.keys() & {"ETag", "LastModifiedTime", "Size"}:
+                raise CallerError("NotImplemented", "DeleteObjects with conditions is not implemented.")
+            if not found.get("Key"):
+                raise xml.malformed("an Object has no Key")
+            wanted.append((names.object_key(found["Key"].encode()), found.get("VersionId") or None))
+        else:
+            raise xml.malformed(f"Delete has {xml.local(child)[:100]!r} in it, which it cannot have")
+    if not 1 <= len(wanted) <= MAX_DELETED:
+        raise xml.malformed(f"it names {len(wanted)} objects, where 1 to {MAX_DELETED} are possible")
+    return wanted, quiet
+
+
+def _deleted(key: str, exact: str | None, done: Done) -> xml.Node:
+    children: list[xml.Node] = [("Key", key)]
+    if exact is not None:
+        children.append(("VersionId", exact))
+    if done.delete_marker and done.version_id is not None:
+        children += [("DeleteMarker", "true"), ("DeleteMarkerVersionId", done.version_id)]
+    return "Deleted", children

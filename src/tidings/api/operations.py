@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidings.api import buckets, listing, notification, objects, unserved
+from tidings.api import buckets, copies, headers, listing, notification, objects, tagging, unserved, uploads, versions
 from tidings.api.parts import Parts
 from tidings.api.request import Request, Target
 from tidings.api.response import Response
@@ -32,6 +32,8 @@ _EVERYWHERE = frozenset(
     }
 )
 _READ = frozenset({"x-amz-checksum-mode", *_CONDITIONS}) - {"if-range"}
+_OVERRIDES = frozenset(headers.OVERRIDES)
+_SOURCE_CONDITIONS = ("match", "none-match", "modified-since", "unmodified-since")
 _ONLY_VALUE = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
 """Headers that ask for nothing but what is done anyway, as long as they have this value."""
 
@@ -47,6 +49,13 @@ class Operation:
     header_prefixes: tuple[str, ...] = ("x-amz-checksum-",)
 
 
+_CHECKSUMS = ("x-amz-checksum-",)
+_WRITE = frozenset({"if-match", "if-none-match", "x-amz-tagging"})
+_WRITTEN = (*_CHECKSUMS, headers.META)
+_VERSION = frozenset({"versionId"})
+_LISTED = frozenset({"prefix", "delimiter", "max-keys", "encoding-type"})
+_SOURCE = frozenset({copies.SOURCE, *(f"{copies.SOURCE}-if-{how}" for how in _SOURCE_CONDITIONS)})
+
 _OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ("GET", "service", ""): Operation(
         "ListBuckets",
@@ -57,26 +66,75 @@ _OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ("HEAD", "bucket", ""): Operation("HeadBucket", buckets.head_bucket),
     ("DELETE", "bucket", ""): Operation("DeleteBucket", buckets.delete_bucket),
     ("GET", "bucket", "location"): Operation("GetBucketLocation", buckets.get_bucket_location),
+    ("GET", "bucket", "versioning"): Operation("GetBucketVersioning", versions.get_bucket_versioning),
+    ("PUT", "bucket", "versioning"): Operation("PutBucketVersioning", versions.put_bucket_versioning),
     ("GET", "bucket", "notification"): Operation("GetBucketNotificationConfiguration", notification.get_notification),
     ("PUT", "bucket", "notification"): Operation("PutBucketNotificationConfiguration", notification.put_notification),
+    ("GET", "bucket", ""): Operation("ListObjects", listing.list_objects_v1, _LISTED | {"marker"}),
     ("GET", "bucket", "list-type"): Operation(
-        "ListObjectsV2",
-        listing.list_objects,
-        frozenset({"prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "fetch-owner"}),
+        "ListObjectsV2", listing.list_objects, _LISTED | {"continuation-token", "start-after", "fetch-owner"}
     ),
-    ("PUT", "object", ""): Operation("PutObject", objects.put_object, header_prefixes=("x-amz-checksum-", "x-amz-meta-")),
-    ("GET", "object", ""): Operation("GetObject", objects.get_object, objects.OVERRIDES, _READ),
-    ("HEAD", "object", ""): Operation("HeadObject", objects.head_object, objects.OVERRIDES, _READ),
-    ("DELETE", "object", ""): Operation("DeleteObject", objects.delete_object),
+    ("GET", "bucket", "versions"): Operation(
+        "ListObjectVersions", versions.list_object_versions, _LISTED | {"key-marker", "version-id-marker"}
+    ),
+    ("GET", "bucket", "uploads"): Operation(
+        "ListMultipartUploads",
+        uploads.list_multipart_uploads,
+        frozenset({"prefix", "delimiter", "max-uploads", "key-marker", "upload-id-marker", "encoding-type"}),
+    ),
+    ("POST", "bucket", "delete"): Operation("DeleteObjects", objects.delete_objects),
+    ("PUT", "object", ""): Operation("PutObject", objects.put_object, headers=_WRITE, header_prefixes=_WRITTEN),
+    ("PUT", "object", copies.SOURCE): Operation(
+        "CopyObject",
+        copies.copy_object,
+        headers=_WRITE | _SOURCE | {"x-amz-metadata-directive", "x-amz-tagging-directive"},
+        header_prefixes=_WRITTEN,
+    ),
+    ("PUT", "object", "renameObject"): Operation(
+        "RenameObject",
+        copies.rename_object,
+        headers=frozenset(
+            {"x-amz-rename-source", "x-amz-rename-source-if-match", "x-amz-client-token", "if-match", "if-none-match"}
+        ),
+    ),
+    ("GET", "object", ""): Operation("GetObject", objects.get_object, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
+    ("HEAD", "object", ""): Operation("HeadObject", objects.head_object, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
+    ("DELETE", "object", ""): Operation("DeleteObject", objects.delete_object, _VERSION),
+    ("GET", "object", "tagging"): Operation("GetObjectTagging", tagging.get_object_tagging, _VERSION),
+    ("PUT", "object", "tagging"): Operation("PutObjectTagging", tagging.put_object_tagging, _VERSION),
+    ("DELETE", "object", "tagging"): Operation("DeleteObjectTagging", tagging.delete_object_tagging, _VERSION),
+    ("POST", "object", "uploads"): Operation(
+        "CreateMultipartUpload",
+        uploads.create_multipart_upload,
+        headers=frozenset({"x-amz-tagging"}),
+        header_prefixes=_WRITTEN,
+    ),
+    ("PUT", "object", "uploadId"): Operation("UploadPart", uploads.upload_part, frozenset({"partNumber"})),
+    ("PUT", "object", f"uploadId {copies.SOURCE}"): Operation(
+        "UploadPartCopy", uploads.upload_part, frozenset({"partNumber", "uploadId"}), _SOURCE | {f"{copies.SOURCE}-range"}
+    ),
+    ("GET", "object", "uploadId"): Operation(
+        "ListParts", uploads.list_parts, frozenset({"max-parts", "part-number-marker", "encoding-type"})
+    ),
+    ("POST", "object", "uploadId"): Operation(
+        "CompleteMultipartUpload",
+        uploads.complete_multipart_upload,
+        headers=frozenset({"if-match", "if-none-match", "x-amz-mp-object-size"}),
+    ),
+    ("DELETE", "object", "uploadId"): Operation("AbortMultipartUpload", uploads.abort_multipart_upload),
 }
-_MARKERS = ("notification", "location", "list-type")
+_MARKERS = (
+    *("notification", "location", "list-type", "versioning", "versions", "uploads", "delete", "renameObject", "tagging"),
+    "uploadId",
+)
 
 
-def find(method: str, target: Target, headers: Mapping[str, str]) -> Operation:
+def find(method: str, target: Target, given: Mapping[str, str]) -> Operation:
     """The operation, if all of it is served."""
     query, level = target.query, target.level
     marker = next((name for name in _MARKERS if name in query and (method, level, name) in _OPERATIONS), "")
-    operation = _OPERATIONS.get((method, level, marker))
+    copied = f"{marker} {copies.SOURCE}".strip() if copies.SOURCE in given else marker
+    operation = _OPERATIONS.get((method, level, copied), _OPERATIONS.get((method, level, marker)))
     if method not in unserved.VERBS:
         message = "The specified method is not allowed against this resource."
         raise CallerError("MethodNotAllowed", message, Method=method[:20], ResourceType=level.upper())
@@ -85,10 +143,9 @@ def find(method: str, target: Target, headers: Mapping[str, str]) -> Operation:
         unknown = [name for name in unknown if name not in operation.parameters]
     if operation is None or unknown:
         raise _not_implemented(unserved.name(method, level, unknown, operation.name if operation else None))
-    for name in headers:
-        if (name.startswith("x-amz-") or name in _CONDITIONS) and not _understood(operation, name, headers[name]):
-            asked = "CopyObject" if name == "x-amz-copy-source" else f"{operation.name} with {name[:100]}"
-            raise _not_implemented(asked, Header=name[:100])
+    for name in given:
+        if (name.startswith("x-amz-") or name in _CONDITIONS) and not _understood(operation, name, given[name]):
+            raise _not_implemented(f"{operation.name} with {name[:100]}", Header=name[:100])
     return operation
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes
 
 from tidings.access import payload
 from tidings.access.keys import Principal
 from tidings.access.sigv4 import SigningContext
-from tidings.api.body import Body
+from tidings.api import hosts
+from tidings.api.body import Incoming
 from tidings.errors import CallerError
 from tidings.store import names
-from tidings.store.objects import Origin
+from tidings.store.model import Origin, Place
 
 MAX_DOCUMENT = 256 * 1024
 
@@ -42,7 +44,8 @@ class Request:
     principal: Principal
     signing: SigningContext
     source_ip: str
-    body: Body
+    body: Incoming
+    at: datetime | None = None
 
     @property
     def project(self) -> str:
@@ -57,8 +60,12 @@ class Request:
         return self.target.key
 
     @property
+    def place(self) -> Place:
+        return Place(self.project, self.bucket, self.key)
+
+    @property
     def origin(self) -> Origin:
-        return Origin(self.principal.access_key_id, self.source_ip, self.id)
+        return Origin(self.principal.access_key_id, self.source_ip, self.id, self.at)
 
     def decoder(self) -> payload.Payload:
         return payload.decoder_for(self.signing, self.headers)
@@ -70,28 +77,40 @@ class Request:
                 yield data
         decoder.finish()
 
-    async def document(self) -> bytes:
+    async def document(self, most: int = MAX_DOCUMENT) -> bytes:
         """The whole body, for a request that carries an XML document."""
         body = bytearray()
         async for piece in self.pieces(self.decoder()):
             body += piece
-            if len(body) > MAX_DOCUMENT:
-                message = f"The document is longer than {MAX_DOCUMENT} bytes."
-                raise CallerError("EntityTooLarge", message, MaxSizeAllowed=str(MAX_DOCUMENT))
+            if len(body) > most:
+                message = f"The document is longer than {most} bytes."
+                raise CallerError("EntityTooLarge", message, MaxSizeAllowed=str(most))
         return bytes(body)
 
 
-def target(raw_path: bytes, raw_query: bytes) -> Target:
-    """Read path and query, path-style: /BUCKET/KEY. Both are decoded as the signature's canonical form has them."""
-    bucket, _, key = raw_path.removeprefix(b"/").partition(b"/")
+def target(
+    raw_path: bytes,
+    raw_query: bytes,
+    host: str = "",
+    domains: tuple[str, ...] = (),
+    spent: frozenset[str] = frozenset(),
+) -> Target:
+    """Read path and query: /BUCKET/KEY, or /KEY where the host names the bucket.
+
+    Both are decoded as the signature's canonical form has them. `spent` are the parameters that belonged to the signature.
+    """
+    in_host = hosts.bucket(host, domains)
+    bucket, _, key = raw_path.removeprefix(b"/").partition(b"/") if in_host is None else (b"", b"", raw_path[1:])
     try:
         query = dict(parse_qsl(raw_query.decode("latin-1"), keep_blank_values=True, errors="strict")) if raw_query else {}
-        name = unquote(bucket.decode("latin-1"), errors="strict")
+        name = unquote(bucket.decode("latin-1"), errors="strict") if in_host is None else in_host
     except UnicodeDecodeError:
         raise CallerError("InvalidURI", "The path or the query is not UTF-8.") from None
+    if spent:
+        query = {parameter: value for parameter, value in query.items() if parameter not in spent}
     if any("\0" in value for value in query.values()):
         raise CallerError("InvalidArgument", "A parameter in the query has a NUL in it.")
-    if name:
+    if name or in_host is not None:
         names.bucket_name(name)
     elif key:
         raise CallerError("InvalidURI", "The path has no bucket: send /BUCKET/KEY.")

@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tidings.access import sigv4
-from tidings.api import errors, operations
+from tidings.access import policy, sigv4
+from tidings.api import cors, errors, hosts, operations, post
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.request import Request, target
@@ -36,29 +36,41 @@ class S3:
             resource = scope["raw_path"].decode("latin-1")
             response = errors.response(error, method, resource, request_id, self._host_id)
             await body.drain()
-        response.headers = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
+        answer = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
+        response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
         await response.send(receive, send)
 
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:
-        method, raw_path, raw_query = scope["method"], scope["raw_path"], scope["query_string"]
-        now = datetime.now(UTC)
-        signed = sigv4.parse(method, raw_path, raw_query, scope["headers"], now, self._parts.settings.api.region)
+        method, raw_path, raw_query, raw_headers = scope["method"], scope["raw_path"], scope["query_string"], scope["headers"]
+        settings, now = self._parts.settings.api, datetime.now(UTC)
+        if cors.is_preflight(method, raw_headers):
+            return cors.preflight(raw_headers, settings.cors_origins)
+        form = await post.opened(body, raw_headers) if post.is_post(method, raw_query, raw_headers) else None
+        if form is None:
+            signed = sigv4.parse(method, raw_path, raw_query, raw_headers, now, settings.region)
+        else:
+            signed = policy.parse(form.fields, now, settings.region)
         principal = await self._parts.keys.find(signed.access_key_id)
         if principal is None:
             message = "The AWS access key ID you provided does not exist in our records."
             raise CallerError("InvalidAccessKeyId", message, AWSAccessKeyId=signed.access_key_id)
         signing = sigv4.verify(signed, principal.secret)
+        host = hosts.host(raw_headers)
         request = Request(
             id=request_id,
             host_id=self._host_id,
-            target=target(raw_path, raw_query),
+            target=target(raw_path, raw_query, host, settings.domains, signed.spent),
             headers=signed.headers,
-            raw_headers=scope["headers"],
+            raw_headers=[*raw_headers, *signed.from_query] if signed.from_query else raw_headers,
             principal=principal,
             signing=signing,
             source_ip=scope["client"][0] if scope.get("client") else "",
             body=body,
+            at=now,
         )
+        if form is not None:
+            url = f"{scope.get('scheme', 'http')}://{host}{raw_path.decode('latin-1')}"
+            return await post.serve_post(self._parts, post.accepted(form, request, url, now))
         operation = operations.find(method, request.target, request.headers)
         _check_owner(request)
         return await operation.serve(self._parts, request)

@@ -12,11 +12,12 @@ import sys
 from functools import partial
 
 from granian import Granian
-from granian.constants import HTTPModes, Interfaces, Loops
+from granian.constants import HTTPModes, Interfaces, Loops, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from starlette.types import ASGIApp
 
+from tidings.api import tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.settings import Settings
@@ -34,6 +35,7 @@ def serve(settings: Settings) -> None:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
     _check_free(host, port)
     _check_settings(settings)
+    certificate, key = tls.files(settings.api)
     server = Granian(
         "tidings",
         address=host,
@@ -48,6 +50,9 @@ def serve(settings: Settings) -> None:
         workers_kill_timeout=STOP_SECONDS,
         log_level=LogLevels.warning,
         log_access=False,
+        ssl_cert=certificate,
+        ssl_key=key,
+        ssl_protocol_min=SSLProtocols.tls12,  # older SDKs have no TLS 1.3
     )
     # The loader carries the settings into the workers. An import string would send them through the environment, and
     # would put the current folder in front of the module path.

@@ -1,12 +1,47 @@
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, Field, field_validator
+
+_DOMAIN = re.compile(r"(?=.{1,253}$)(?!.*\.[0-9]+$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 
 
 class ApiSettings(BaseModel, frozen=True, extra="forbid"):
-    """The HTTP front."""
+    """The HTTP front.
+
+    Every origin may call by default, because nothing here hangs on what a browser adds by itself: there are no cookies, and
+    each request needs a signature, which a page has only if it was given one. What a page of another site can do with the
+    answers it may see, anybody can do without a browser.
+    """
 
     host: str = Field("127.0.0.1", description="the address that the S3 API listens on")
     port: int = Field(9000, ge=0, le=65535, description="its port; 0 takes any free one")
     region: str = Field("us-east-1", description="the region that requests are signed for")
     workers: int = Field(1, ge=1, le=64, description="processes that serve requests")
+    domains: tuple[str, ...] = Field(
+        ("localhost", "s3.localhost"), description="names of the service, in front of which a bucket's name may stand"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        ("*",), description="web sites whose pages may call the API from a browser, as https://HOST; * is all, [] none"
+    )
+    tls_certificate: Path | None = Field(None, description="a PEM file with the certificate and its chain; turns TLS on")
+    tls_key: Path | None = Field(None, description="a PEM file with the certificate's private key, not encrypted")
+
+    @field_validator("domains")
+    @classmethod
+    def _are_domains(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        for domain in domains:
+            if not _DOMAIN.fullmatch(domain):
+                raise ValueError(f"{domain[:100]!r} is not a domain in lower case, without a port")
+        return domains
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin[:100]!r} is not an origin: write https://HOST or https://HOST:PORT, or *")
+        return origins

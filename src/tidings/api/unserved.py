@@ -7,18 +7,9 @@ from collections.abc import Iterable
 VERBS = {"GET": "Get", "HEAD": "Head", "PUT": "Put", "POST": "Post", "DELETE": "Delete"}
 
 _IRREGULAR = {
-    ("GET", "bucket", ""): "ListObjects",
-    ("GET", "bucket", "versions"): "ListObjectVersions",
-    ("GET", "bucket", "uploads"): "ListMultipartUploads",
-    ("POST", "bucket", "delete"): "DeleteObjects",
     ("POST", "bucket", ""): "PostObject",
-    ("POST", "object", "uploads"): "CreateMultipartUpload",
-    ("POST", "object", "uploadId"): "CompleteMultipartUpload",
     ("POST", "object", "select"): "SelectObjectContent",
     ("POST", "object", "restore"): "RestoreObject",
-    ("PUT", "object", "uploadId"): "UploadPart",
-    ("GET", "object", "uploadId"): "ListParts",
-    ("DELETE", "object", "uploadId"): "AbortMultipartUpload",
 }
 _SUBRESOURCES = {
     "accelerate": "AccelerateConfiguration",

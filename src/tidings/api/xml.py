@@ -36,29 +36,47 @@ def text(value: str) -> str:
     return _CONTROL.sub(lambda found: f"&#x{ord(found[0]):X};", escape(value, {'"': "&quot;"}))
 
 
+def read(body: bytes, root: str) -> Element:
+    """The document's root element, if it has this name."""
+    try:
+        element: Element = SafeElementTree.fromstring(body, forbid_dtd=True)
+    except (ParseError, DefusedXmlException, ValueError, LookupError):
+        raise malformed("it is not well-formed, or has a DOCTYPE") from None
+    if local(element) != root:
+        raise malformed(f"its root is {local(element)[:100]!r} where {root} is expected")
+    return element
+
+
+def child_texts(element: Element, allowed: frozenset[str]) -> dict[str, str]:
+    """The text of each child. One that is not allowed, comes twice or has children of its own is refused."""
+    found: dict[str, str] = {}
+    for child in element:
+        name = local(child)
+        if name not in allowed:
+            raise malformed(f"{local(element)} has {name[:100]!r} in it, which it cannot have")
+        if name in found or len(child):
+            raise malformed(f"{name} must come once in {local(element)} and hold text only")
+        found[name] = child.text or ""
+    return found
+
+
 def location_constraint(body: bytes) -> str | None:
     """The region that a CreateBucketConfiguration names, or None. Everything else in it asks for what is not served."""
     if not body.strip():
         return None
-    try:
-        root: Element = SafeElementTree.fromstring(body, forbid_dtd=True)
-    except (ParseError, DefusedXmlException, ValueError, LookupError):
-        raise _malformed("it is not well-formed, or has a DOCTYPE") from None
-    if _local(root) != "CreateBucketConfiguration":
-        raise _malformed(f"its root is {_local(root)[:100]!r} where CreateBucketConfiguration is expected")
     region = None
-    for child in root:
-        if _local(child) != "LocationConstraint":
-            raise CallerError("NotImplemented", f"CreateBucket with {_local(child)[:100]} is not implemented.")
+    for child in read(body, "CreateBucketConfiguration"):
+        if local(child) != "LocationConstraint":
+            raise CallerError("NotImplemented", f"CreateBucket with {local(child)[:100]} is not implemented.")
         if region is not None or len(child):
-            raise _malformed("LocationConstraint must come once and hold text only")
+            raise malformed("LocationConstraint must come once and hold text only")
         region = (child.text or "").strip()
     return region or None
 
 
-def _local(element: Element) -> str:
+def local(element: Element) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
-def _malformed(problem: str) -> CallerError:
+def malformed(problem: str) -> CallerError:
     return CallerError("MalformedXML", f"The XML of this request cannot be read: {problem}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, LiteralString
 
 from psycopg import AsyncConnection, AsyncCursor
@@ -49,6 +50,17 @@ async def run(pool: Pool, statement: LiteralString, parameters: Sequence[Any] | 
     connection = await pool.getconn()
     try:
         return await connection.execute(statement, parameters)
+    finally:
+        await pool.putconn(connection)
+
+
+@asynccontextmanager
+async def transaction(pool: Pool) -> AsyncIterator[AsyncConnection[Any]]:
+    """Several statements, all or none. Each sees what was committed before it began, also while it waited for a lock."""
+    connection = await pool.getconn()
+    try:
+        async with connection.transaction():
+            yield connection
     finally:
         await pool.putconn(connection)
 

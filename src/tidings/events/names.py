@@ -7,14 +7,11 @@ A change has a bare name (`ObjectCreated:Put`). A rule asks with the prefix `s3:
 from __future__ import annotations
 
 PUT = "ObjectCreated:Put"
+COPY = "ObjectCreated:Copy"
 DELETE = "ObjectRemoved:Delete"
+MARKER = "ObjectRemoved:DeleteMarkerCreated"
 
-NAMES = (
-    PUT,
-    "ObjectCreated:Copy",
-    DELETE,
-    "ObjectRemoved:DeleteMarkerCreated",
-)
+NAMES = (PUT, COPY, DELETE, MARKER)
 """Every name a change can have. More may come: be ready for unknown ones."""
 
 WILDCARDS = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")

@@ -19,6 +19,7 @@ CHANGE = StructType(
         StructField("event", _TEXT),
         StructField("size", _NUMBER),
         StructField("etag", _TEXT),
+        StructField("version_id", _TEXT),
         StructField("principal", _TEXT),
         StructField("source_ip", _TEXT),
         StructField("request_id", _TEXT),

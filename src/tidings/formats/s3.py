@@ -30,6 +30,7 @@ def body(region: str) -> Column:
                 "key": Plain(F.coalesce("encoded", "key")),
                 "size": Optional(Json(F.col("size").cast("string"))),
                 "eTag": Optional(Plain(F.col("etag"))),
+                "versionId": Optional(Plain(F.col("version_id"))),
                 "sequencer": Plain(sequencer()),
             },
         },

@@ -7,11 +7,13 @@ a crash in between leaves a blob without a row, which costs space and nothing el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +27,9 @@ INLINE = 4096
 PART = 5 * 1024 * 1024
 """What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
 _CHUNK = 256 * 1024
+_LISTED = 10_000
+COMMIT_TIME = timedelta(minutes=15)
+"""How long a blob may wait for its row. After that nothing may refer to it any more, and a sweep may remove it."""
 _CLOSE_SECONDS = 5.0
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 
@@ -33,10 +38,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where a body went: into `body`, to be written with the row, or into the blob of this name."""
+    """Where a body went: into `body`, to be written with the row, or into the blob of this name, before `commit_before`."""
 
     body: bytes | None = None
     blob: str | None = None
+    commit_before: datetime | None = None
 
 
 class Blobs:
@@ -56,7 +62,7 @@ class Blobs:
             raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {reason}") from error
         self._removals: set[asyncio.Task[None]] = set()
 
-    async def keep(self, pieces: AsyncIterator[bytes]) -> Kept:
+    async def keep(self, pieces: AsyncIterator[bytes], inline: int = INLINE) -> Kept:
         """Take a body in. If `pieces` raises, so does this, and nothing is kept."""
         start = bytearray()
         async for piece in pieces:
@@ -65,7 +71,7 @@ class Blobs:
                 break
         else:
             data = bytes(start)
-            return Kept(body=data) if len(data) <= INLINE else await self._write(data)
+            return Kept(body=data) if len(data) <= inline else await self._write(data)
         return await self._write(_chain(bytes(start), pieces))
 
     async def _write(self, data: bytes | AsyncIterator[bytes]) -> Kept:
@@ -79,7 +85,7 @@ class Blobs:
             except OSError:
                 self.discard(name)
                 raise
-        return Kept(blob=name)
+        return Kept(blob=name, commit_before=datetime.now(UTC) + COMMIT_TIME)
 
     async def read(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes from `start` up to, not including, `end`. A missing blob raises FileNotFoundError here and now."""
@@ -101,11 +107,20 @@ class Blobs:
 
     async def _remove(self, name: str) -> None:
         try:
-            await obstore.delete_async(self._store, name)
-        except FileNotFoundError:
-            pass
+            await self.remove(name)
         except Exception:
             _log.warning("blob %s could not be removed; nothing refers to it", name, exc_info=True)
+
+    async def remove(self, name: str) -> None:
+        """Remove a blob here and now; one that is gone already is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            await obstore.delete_async(self._store, name)
+
+    async def older_than(self, moment: datetime) -> AsyncIterator[list[str]]:
+        """The names of all blobs that were last written before then, in batches."""
+        async for batch in obstore.list(self._store, chunk_size=_LISTED):
+            if names := [each["path"] for each in batch if each["last_modified"] < moment]:
+                yield names
 
 
 async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

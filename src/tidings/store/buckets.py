@@ -49,6 +49,33 @@ async def check_exists(pool: Pool, project: str, bucket: str) -> None:
         raise no_such_bucket(bucket)
 
 
+async def get_versioning(pool: Pool, project: str, bucket: str) -> str:
+    """unversioned, enabled or suspended."""
+    found = await run(
+        pool,
+        "select b.versioning from bucket_metainfos b join projects p on p.id = b.project_id"
+        " where p.public_id = %s and b.name = %s",
+        [project, bucket],
+    )
+    row = await found.fetchone()
+    if row is None:
+        raise no_such_bucket(bucket)
+    versioning: str = row[0]
+    return versioning
+
+
+async def put_versioning(pool: Pool, project: str, bucket: str, versioning: str) -> None:
+    """Enable versioning or suspend it. There is no way back to never having had it."""
+    changed = await run(
+        pool,
+        "update bucket_metainfos b set versioning = %s from projects p"
+        " where p.id = b.project_id and p.public_id = %s and b.name = %s",
+        [versioning, project, bucket],
+    )
+    if changed.rowcount == 0:
+        raise no_such_bucket(bucket)
+
+
 async def list_all(pool: Pool, project: str, prefix: str = "", after: str = "", most: int = MOST_LISTED) -> list[Bucket]:
     """The project's buckets by name, from the first one behind `after`."""
     found = await run(

@@ -46,7 +46,7 @@ select h.key, h.size, h.etag, h.modified_at
 from bucket_metainfos b join projects p on p.id = b.project_id
 left join lateral (
     select key, size, etag, modified_at from heads
-    where bucket_id = b.id and key > %(after)s and key >= %(prefix)s and key <= %(end)s
+    where bucket_id = b.id and key > %(after)s and key >= %(prefix)s and key <= %(end)s and not delete_marker
     order by key limit %(most)s
 ) h on true
 where p.public_id = %(project)s and b.name = %(bucket)s
@@ -68,7 +68,7 @@ walk as (
     from walk, b
     cross join lateral (
         select key, size, etag, modified_at from heads
-        where bucket_id = b.id and key > walk.after and key >= %(prefix)s and key <= %(end)s
+        where bucket_id = b.id and key > walk.after and key >= %(prefix)s and key <= %(end)s and not delete_marker
         order by key limit 1
     ) h
     cross join lateral (  -- null if the delimiter does not come after the prefix

@@ -1,165 +1,162 @@
-"""Objects in an unversioned bucket. One statement writes the object and appends its change: both or neither.
-
-The head row of a key is the lock for everything that happens to the key. `seq` is drawn from the RETURNING of the part
-that took this lock, so the changes of a key are numbered in the order in which they happened; drawn anywhere else they
-are not. The bucket and its rules are read before the lock is waited for: the configuration at the start of the request
-decides.
-"""
+"""Committing objects and reading them. One statement writes the object and appends its change: both or neither."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, LiteralString
 
 from psycopg import errors as pg
 
-from tidings.db.pool import Pool, run
+from tidings.db.pool import Pool, run, transaction
 from tidings.errors import CallerError
-from tidings.events import keys, names
-from tidings.rules.table import MATCHED
+from tidings.events import names
+from tidings.store import statements
 from tidings.store.buckets import no_such_bucket
+from tidings.store.model import Condition, Content, Done, Origin, Place, Version
 
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What is put under a key: the bytes of a small body, or the name of the blob that holds a larger one.
-
-    `metadata` are the headers that come back with the object, by their names in lower case.
-    """
-
-    size: int
-    etag: str
-    content_type: str
-    metadata: Mapping[str, str]
-    body: bytes | None = None
-    blob: str | None = None
-
-
-class Origin(NamedTuple):
-    """Where a change comes from, as its event will tell."""
-
-    principal: str
-    source_ip: str
-    request_id: str
-
-
-class Head(NamedTuple):
-    """An object as it is stored. `body` is None for one in a blob, and where it was not asked for."""
-
-    size: int
-    etag: str
-    content_type: str
-    metadata: dict[str, str]
-    modified_at: datetime
-    blob: str | None
-    body: bytes | None = None
-
-
-_BUCKET = f"""
-    select b.id, b.config, ({MATCHED}) as rules
-    from bucket_metainfos b join projects p on p.id = b.project_id
-    where p.public_id = %(project)s and b.name = %(bucket)s
+_CREATED: LiteralString = """
+    select %(event)s as event, h.size, h.etag, h.version_id, null::bigint as old_size, %(content_type)s as content_type,
+           %(metadata)s as metadata, %(tags)s as tags, null as replaced from h
 """
 
-_CHANGE = """
-    insert into changes (seq, project, bucket, bucket_id, key, encoded, event, size, etag,
-                         principal, source_ip, request_id, config, rules)
-    select nextval('change_seq'), %(project)s, %(bucket)s, b.id, %(key)s, %(encoded)s, %(event)s, h.size, h.etag,
-           %(principal)s, %(source_ip)s, %(request_id)s, b.config, b.rules
-    from h, b
+_COMMIT: LiteralString = f"""
+with b as ({statements.BUCKET}),
+h as ({statements.head(statements.IN_ONE_STATEMENT)}),
+v as ({statements.KEEP}),
+c as ({statements.change(_CREATED)})
+select b.versioning, h.version_id, h.modified_at,
+       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null
+from b left join h on true
 """
 
-_PUT = f"""
-with b as ({_BUCKET}),
-h as (
-    insert into heads (bucket_id, key, size, etag, content_type, metadata, config, body, blob)
-    select id, %(key)s, %(size)s, %(etag)s, %(content_type)s, %(metadata)s::jsonb, config, %(body)s, %(blob)s from b
-    on conflict (bucket_id, key) do update
-    set size = excluded.size, etag = excluded.etag, content_type = excluded.content_type, metadata = excluded.metadata,
-        config = excluded.config, body = excluded.body, blob = excluded.blob,
-        modified_at = clock_timestamp()  -- not the excluded one: that is from before the wait for the lock
-    returning new.size, new.etag, old.blob as old_blob
-),
-c as ({_CHANGE})
-select old_blob from h
+_COMMIT_UNDER_LOCK: LiteralString = f"""
+with b as ({statements.BUCKET}),
+h as ({statements.head(statements.UNDER_LOCK)}),
+v as ({statements.KEEP}),
+n as ({statements.REMOVE_NULL}),
+c as ({statements.change(_CREATED)})
+select b.versioning, h.version_id, h.modified_at,
+       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, (select segments from n)
+from b left join h on true
 """
 
-_DELETE = f"""
-with b as ({_BUCKET}),
-h as (
-    delete from heads using b where bucket_id = b.id and key = %(key)s
-    returning null::bigint as size, null::text as etag, blob as old_blob
-),
-c as ({_CHANGE})
-select (select old_blob from h) from b
-"""
-
-_GET = """
-select h.size, h.etag, h.content_type, h.metadata, h.modified_at, h.blob{body}
-from bucket_metainfos b join projects p on p.id = b.project_id
-left join heads h on h.bucket_id = b.id and h.key = %(key)s
-where p.public_id = %(project)s and b.name = %(bucket)s
-"""
-_GET_HEAD = _GET.format(body="")
-_GET_BODY = _GET.format(body=", h.body")
+ANYTHING = Condition()
 
 
-# As PostgreSQL writes an array: adapting a Python list for every request costs more than all the other parameters.
-_WANTED = {event: f"{{{','.join(names.wanted_by(event))}}}" for event in (names.PUT, names.DELETE)}
+async def commit_inline_object(
+    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING
+) -> Done:
+    """Put a small object, whose bytes lie in its row."""
+    return await _commit(pool, place, content, "commit inline", names.PUT, origin, condition)
 
 
-async def put(pool: Pool, project: str, bucket: str, key: str, content: Content, origin: Origin) -> str | None:
-    """Write the object and its change. Returns the name of the blob that it replaced, which nothing refers to now."""
-    parameters = _parameters(project, bucket, key, names.PUT, origin)
-    parameters |= {
-        "size": content.size,
-        "etag": content.etag,
-        "content_type": content.content_type,
-        "metadata": json.dumps(content.metadata),
-        "body": content.body,
-        "blob": content.blob,
-    }
+async def commit_object_with_segments(
+    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING
+) -> Done:
+    """Put a larger object, whose bytes are in blobs already."""
+    return await _commit(pool, place, content, "commit with segments", names.PUT, origin, condition)
+
+
+async def finish_copy_object(
+    pool: Pool, place: Place, content: Content, origin: Origin, source: str, condition: Condition = ANYTHING
+) -> Done:
+    """Put what was copied from `source`, as callers name it: BUCKET/KEY, with ?versionId=… where that was asked for."""
+    return await _commit(pool, place, content, "finish copy", names.COPY, origin, condition, source)
+
+
+async def _commit(
+    pool: Pool,
+    place: Place,
+    content: Content,
+    operation: str,
+    event: str,
+    origin: Origin,
+    condition: Condition,
+    source: str | None = None,
+) -> Done:
+    parameters = statements.parameters(place, event, operation, origin, source) | statements.content(content)
     try:
-        return await _write(pool, _PUT, parameters)
+        if condition == ANYTHING:
+            row = await (await run(pool, _COMMIT, parameters)).fetchone()
+            if row is None:
+                raise no_such_bucket(place.bucket)
+            if row[1] is not None:
+                return _done(row)
+        async with transaction(pool) as connection:
+            return await commit_under_lock(connection, parameters, condition)
     except pg.ForeignKeyViolation:  # the bucket was deleted while this statement ran
-        raise no_such_bucket(bucket) from None
+        raise no_such_bucket(place.bucket) from None
 
 
-async def delete(pool: Pool, project: str, bucket: str, key: str, origin: Origin) -> str | None:
-    """Remove the object and append its change; where there is no object, do neither. Returns the object's blob."""
-    return await _write(pool, _DELETE, _parameters(project, bucket, key, names.DELETE, origin))
-
-
-def _parameters(project: str, bucket: str, key: str, event: str, origin: Origin) -> dict[str, Any]:
-    encoded = keys.encoded_if_different(key)
-    return {
-        "project": project,
-        "bucket": bucket,
-        "key": key,
-        "encoded": encoded,
-        "event": event,
-        "wanted": _WANTED[event],
-        **origin._asdict(),
-    }
-
-
-async def _write(pool: Pool, statement: LiteralString, parameters: dict[str, Any]) -> str | None:
-    row = await (await run(pool, statement, parameters)).fetchone()
+async def commit_under_lock(connection: Any, parameters: dict[str, Any], condition: Condition = ANYTHING) -> Done:
+    """The same in a transaction that may hold locks already."""
+    head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
+    etag = head[1] if head is not None and not head[2] else None
+    if condition.etags and etag is None:
+        await _require_bucket(connection, parameters)
+        raise no_such_key(parameters["key"])
+    if (condition.absent and etag is not None) or (condition.etags and etag not in condition.etags):
+        raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+    row = await (await connection.execute(_COMMIT_UNDER_LOCK, {**parameters, "absent": condition.absent})).fetchone()
     if row is None:
         raise no_such_bucket(parameters["bucket"])
-    old_blob: str | None = row[0]
-    return old_blob
+    if row[1] is None and condition.absent:
+        raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+    if row[1] is None:
+        raise CallerError("RequestTimeout", "The object took too long to be committed after its bytes had come: send it again.")
+    return _done(row)
 
 
-async def get(pool: Pool, project: str, bucket: str, key: str, *, body: bool = True) -> Head:
-    """The object under a key, with the bytes of a small one unless only its head is wanted."""
-    statement = _GET_BODY if body else _GET_HEAD
-    row = await (await run(pool, statement, {"project": project, "bucket": bucket, "key": key})).fetchone()
+async def _require_bucket(connection: Any, parameters: dict[str, Any]) -> None:
+    if await (await connection.execute(statements.BUCKET, parameters)).fetchone() is None:
+        raise no_such_bucket(parameters["bucket"])
+
+
+def _done(row: tuple[Any, ...]) -> Done:
+    versioning, version_id, modified_at, replaced, removed = row
+    shown = None if versioning == "unversioned" else version_id
+    unused = [*statements.names_of(replaced), *statements.names_of(removed)]
+    return Done(shown, modified_at=modified_at, unused=unused)
+
+
+def no_such_key(key: str) -> CallerError:
+    return CallerError("NoSuchKey", "The specified key does not exist.", Key=key)
+
+
+def no_such_version(key: str, version_id: str) -> CallerError:
+    return CallerError("NoSuchVersion", "The specified version does not exist.", Key=key, VersionId=version_id)
+
+
+_FIELDS: LiteralString = "version_id, delete_marker, size, etag, content_type, metadata, tags, modified_at, segments"
+_GET: LiteralString = """
+select h.version_id, h.delete_marker, h.size, h.etag, h.content_type, h.metadata, h.tags, h.modified_at, h.segments,
+       b.versioning{body}
+from bucket_metainfos b join projects p on p.id = b.project_id
+left join {source} h on h.bucket_id = b.id and h.key = %(key)s
+where p.public_id = %(project)s and b.name = %(bucket)s
+"""
+_EVERY_VERSION: LiteralString = f"""lateral (
+    select bucket_id, key, {_FIELDS}, body from heads where bucket_id = b.id and key = %(key)s and version_id = %(version_id)s
+    union all
+    select bucket_id, key, {_FIELDS}, body from versions
+    where bucket_id = b.id and key = %(key)s and version_id = %(version_id)s
+)"""
+_STATEMENTS = {
+    (exact, body): _GET.format(source=_EVERY_VERSION if exact else "heads", body=", h.body" if body else "")
+    for exact in (False, True)
+    for body in (False, True)
+}
+
+
+async def get(pool: Pool, place: Place, version_id: str | None = None, *, body: bool = True) -> Version:
+    """A version of an object, the newest unless one is named, with the bytes of a small one unless they are not wanted.
+
+    It may be a delete marker: what that means depends on what was asked.
+    """
+    parameters = {"project": place.project, "bucket": place.bucket, "key": place.key, "version_id": version_id}
+    statement = _STATEMENTS[version_id is not None, body]
+    row = await (await run(pool, statement, parameters)).fetchone()
     if row is None:
-        raise no_such_bucket(bucket)
+        raise no_such_bucket(place.bucket)
     if row[0] is None:
-        raise CallerError("NoSuchKey", "The specified key does not exist.", Key=key)
-    return Head(*row)
+        raise no_such_key(place.key) if version_id is None else no_such_version(place.key, version_id)
+    return Version(*row)

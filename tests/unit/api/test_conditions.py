@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from tidings.api.conditions import byte_range, unmodified
 from tidings.errors import CallerError
-from tidings.store.objects import Head
+from tidings.store.model import Version
 
-HEAD = Head(10, "abc", "text/plain", {}, datetime(2026, 3, 4, 5, 6, 7, 890_000, UTC), None)
+MODIFIED = datetime(2026, 3, 4, 5, 6, 7, 890_000, UTC)
+HEAD = Version("null", False, 10, "abc", "text/plain", {}, {}, MODIFIED, None, "unversioned")
 BEFORE, SAME, AFTER = (f"Wed, 04 Mar 2026 05:06:0{second} GMT" for second in (6, 7, 8))
 
 

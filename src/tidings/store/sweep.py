@@ -1,0 +1,62 @@
+"""Removing what crashed requests left behind: blobs without a row, and multipart uploads that nobody goes on with.
+
+A live blob is never removed. It gets its row at most COMMIT_MINUTES after its last byte was written: the database itself
+refuses a later commit (`commit_before`). Only blobs that are older than SWEEP_AGE are looked at, and one statement sees
+every row that refers to one: in a move or a completed upload the reference goes from row to row in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tidings.db.pool import Pool, run
+from tidings.store import uploads
+from tidings.store.blobs import Blobs
+
+SWEEP_AGE = timedelta(hours=6)
+"""Far beyond the time that a blob has to get its row, so that the clocks need not agree."""
+
+_ORPHANS = """
+select name from unnest(%s::text[]) name
+where name not in (
+    select segment ->> 0 from heads, jsonb_array_elements(segments) segment where segments is not null
+    union all
+    select segment ->> 0 from versions, jsonb_array_elements(segments) segment where segments is not null
+    union all
+    select segment from parts
+)
+"""
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep found and did."""
+
+    seen: int = 0
+    removed: int = 0
+    expired_parts: int = 0
+
+
+async def sweep(
+    pool: Pool,
+    blobs: Blobs,
+    upload_age: timedelta,
+    age: timedelta = SWEEP_AGE,
+    progress: Callable[[Swept], None] = lambda _: None,
+) -> Swept:
+    """End old uploads, then remove every blob that is older than `age` and that no row refers to."""
+    done = Swept()
+    now = datetime.now(UTC)
+    while expired := await uploads.expire(pool, now - upload_age):
+        for name in expired:
+            await blobs.remove(name)
+        done.expired_parts += len(expired)
+    async for batch in blobs.older_than(now - age):
+        done.seen += len(batch)
+        for (name,) in await (await run(pool, _ORPHANS, [batch])).fetchall():
+            await blobs.remove(name)
+            done.removed += 1
+        progress(done)
+    return done

@@ -1,0 +1,289 @@
+"""Multipart uploads: parts arrive in any order and any number of times; completing makes them one object, once.
+
+The upload's row is the lock: a part shares it, completing and aborting take it alone. So a part that was counted in is
+never replaced, and one that comes too late finds no upload.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString, NamedTuple
+
+from awscrt import checksums as crt
+from psycopg import errors as pg
+
+from tidings.db.pool import Pool, run, transaction
+from tidings.errors import CallerError
+from tidings.events import names
+from tidings.store import statements
+from tidings.store.buckets import no_such_bucket
+from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
+from tidings.store.objects import ANYTHING, commit_under_lock
+
+MIN_PART = 5 * 1024 * 1024
+MAX_PARTS = 10_000
+MAX_OBJECT = 5 * 1024**4
+
+
+class Upload(NamedTuple):
+    """A multipart upload under way."""
+
+    id: str
+    key: str
+    content_type: str
+    metadata: dict[str, str]
+    tags: dict[str, str]
+    algorithm: str | None
+    whole: bool
+    created_at: datetime
+
+
+class Part(NamedTuple):
+    number: int
+    size: int
+    etag: str
+    checksum: str | None
+    modified_at: datetime
+    blob: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A part as the request to complete names it."""
+
+    number: int
+    etag: str
+    checksum: str | None = None
+
+
+def no_such_upload(upload_id: str) -> CallerError:
+    return CallerError(
+        "NoSuchUpload",
+        "The specified multipart upload does not exist. It may have been completed or aborted, or may have expired.",
+        UploadId=upload_id[:200],
+    )
+
+
+_WHERE: LiteralString = """
+    from uploads u join bucket_metainfos b on b.id = u.bucket_id join projects p on p.id = b.project_id
+    where u.id = %(upload_id)s and u.key = %(key)s and p.public_id = %(project)s and b.name = %(bucket)s
+"""
+_UPLOAD: LiteralString = "u.id, u.key, u.content_type, u.metadata, u.tags, u.algorithm, u.whole, u.created_at"
+_PART: LiteralString = "number, size, etag, checksum, modified_at, segment"
+
+
+def _where(place: Place, upload_id: str) -> dict[str, Any]:
+    return {"project": place.project, "bucket": place.bucket, "key": place.key, "upload_id": upload_id}
+
+
+async def create(pool: Pool, place: Place, content: Content, algorithm: str | None, whole: bool) -> str:
+    """Begin an upload whose object will have the content's type, metadata and tags. Returns its id."""
+    upload_id = secrets.token_urlsafe(48)
+    made = await run(
+        pool,
+        "insert into uploads (id, bucket_id, key, content_type, metadata, tags, algorithm, whole)"
+        " select %(upload_id)s, b.id, %(key)s, %(content_type)s, %(metadata)s::jsonb, %(tags)s::jsonb, %(algorithm)s, %(whole)s"
+        " from bucket_metainfos b join projects p on p.id = b.project_id"
+        " where p.public_id = %(project)s and b.name = %(bucket)s",
+        _where(place, upload_id) | statements.content(content) | {"algorithm": algorithm, "whole": whole},
+    )
+    if made.rowcount == 0:
+        raise no_such_bucket(place.bucket)
+    return upload_id
+
+
+async def find(pool: Pool, place: Place, upload_id: str) -> Upload:
+    row = await (await run(pool, f"select {_UPLOAD} {_WHERE}", _where(place, upload_id))).fetchone()
+    if row is None:
+        raise no_such_upload(upload_id)
+    return Upload(*row)
+
+
+_PUT_PART: LiteralString = f"""
+with u as (select u.id {_WHERE} for share of u),
+p as (
+    insert into parts (upload_id, number, size, etag, checksum, segment)
+    select id, %(number)s, %(size)s, %(etag)s, %(checksum)s, %(blob)s from u where clock_timestamp() < %(commit_before)s
+    on conflict (upload_id, number) do update
+    set size = excluded.size, etag = excluded.etag, checksum = excluded.checksum, segment = excluded.segment,
+        modified_at = clock_timestamp()
+    returning old.segment as replaced, new.modified_at
+)
+select p.replaced, p.modified_at from u left join p on true
+"""
+
+
+async def put_part(pool: Pool, place: Place, upload_id: str, wanted: Wanted, blob: Segment, commit_before: datetime) -> Done:
+    """Add a part, in the place of an earlier one with its number."""
+    parameters = _where(place, upload_id) | {
+        "number": wanted.number,
+        "size": blob.size,
+        "etag": wanted.etag,
+        "checksum": wanted.checksum,
+        "blob": blob.name,
+        "commit_before": commit_before,
+    }
+    try:
+        row = await (await run(pool, _PUT_PART, parameters)).fetchone()
+    except pg.ForeignKeyViolation:
+        row = None
+    if row is None:
+        raise no_such_upload(upload_id)
+    if row[1] is None:
+        raise CallerError("RequestTimeout", "The part took too long to be committed after its bytes had come: send it again.")
+    return Done(modified_at=row[1], unused=[row[0]] if row[0] else [])
+
+
+async def list_parts(pool: Pool, place: Place, upload_id: str, after: int, most: int) -> tuple[Upload, list[Part]]:
+    upload = await find(pool, place, upload_id)
+    found = await run(
+        pool,
+        f"select {_PART} from parts where upload_id = %s and number > %s order by number limit %s",
+        [upload_id, after, most],
+    )
+    return upload, [Part(*row) for row in await found.fetchall()]
+
+
+async def list_uploads(pool: Pool, project: str, bucket: str, prefix: str, after: tuple[str, str], most: int) -> list[Upload]:
+    """By key and time of creation, behind a key and an upload of it."""
+    found = await run(
+        pool,
+        f"select {_UPLOAD} from bucket_metainfos b join projects p on p.id = b.project_id left join lateral ("
+        "   select * from uploads where bucket_id = b.id and starts_with(key, %(prefix)s)"
+        "   and (key, id) > (%(key)s, %(id)s) order by key, id limit %(most)s) u on true"
+        " where p.public_id = %(project)s and b.name = %(bucket)s order by u.key, u.id",
+        {"project": project, "bucket": bucket, "prefix": prefix, "key": after[0], "id": after[1], "most": most},
+    )
+    rows = await found.fetchall()
+    if not rows:
+        raise no_such_bucket(bucket)
+    return [Upload(*row) for row in rows if row[0] is not None]
+
+
+async def abort(pool: Pool, place: Place, upload_id: str) -> Done:
+    """End an upload without an object; returns the blobs of its parts."""
+    async with transaction(pool) as connection:
+        await _locked(connection, place, upload_id)
+        parts = await _parts(connection, upload_id)
+        await connection.execute("delete from uploads where id = %s", [upload_id])
+    return Done(unused=[part.blob for part in parts])
+
+
+async def _locked(connection: Any, place: Place, upload_id: str) -> Upload:
+    row = await (await connection.execute(f"select {_UPLOAD} {_WHERE} for update of u", _where(place, upload_id))).fetchone()
+    if row is None:
+        raise no_such_upload(upload_id)
+    return Upload(*row)
+
+
+async def _parts(connection: Any, upload_id: str) -> list[Part]:
+    rows = await connection.execute(f"select {_PART} from parts where upload_id = %s order by number", [upload_id])
+    return [Part(*row) for row in await rows.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    done: Done
+    etag: str
+    checksums: dict[str, str]
+
+
+async def complete(
+    pool: Pool, place: Place, upload_id: str, wanted: Sequence[Wanted], origin: Origin, condition: Condition = ANYTHING
+) -> Completed:
+    """Make the wanted parts one object, in one transaction with its change; the upload is gone then."""
+    async with transaction(pool) as connection:
+        upload = await _locked(connection, place, upload_id)
+        parts = await _parts(connection, upload_id)
+        chosen = _chosen(wanted, {part.number: part for part in parts})
+        etag = hashlib.md5(b"".join([bytes.fromhex(part.etag) for part in chosen]), usedforsecurity=False).hexdigest()
+        etag = f"{etag}-{len(chosen)}"
+        checksums = _checksums(upload, chosen)
+        content = Content(
+            sum(part.size for part in chosen),
+            etag,
+            upload.content_type,
+            {**upload.metadata, **checksums},
+            segments=[Segment(part.blob, part.size) for part in chosen],
+            tags=upload.tags,
+        )
+        parameters = statements.parameters(place, names.PUT, "commit with segments", origin) | statements.content(content)
+        done = await commit_under_lock(connection, parameters, condition)
+        await connection.execute("delete from uploads where id = %s", [upload_id])
+    kept = {part.number for part in chosen}
+    unused = [*done.unused, *(part.blob for part in parts if part.number not in kept)]
+    return Completed(Done(done.version_id, modified_at=done.modified_at, unused=unused), etag, checksums)
+
+
+def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:
+    chosen: list[Part] = []
+    for each in wanted:
+        part = parts.get(each.number)
+        if chosen and each.number <= chosen[-1].number:
+            raise CallerError(
+                "InvalidPartOrder",
+                f"The list of parts was not in ascending order: part {each.number} comes after part {chosen[-1].number}.",
+            )
+        if part is None or part.etag != each.etag or each.checksum not in (None, part.checksum):
+            message = "One or more of the specified parts could not be found. The part may not have been uploaded, or its"
+            raise CallerError("InvalidPart", f"{message} entity tag or checksum is another.", PartNumber=str(each.number))
+        chosen.append(part)
+    for part in chosen[:-1]:
+        if part.size < MIN_PART:
+            raise CallerError(
+                "EntityTooSmall",
+                "Your proposed upload is smaller than the minimum allowed size: only the last part may be.",
+                PartNumber=str(part.number),
+                ProposedSize=str(part.size),
+                MinSizeAllowed=str(MIN_PART),
+            )
+    if sum(part.size for part in chosen) > MAX_OBJECT:
+        raise CallerError("EntityTooLarge", f"An object has {MAX_OBJECT} bytes at most.", MaxSizeAllowed=str(MAX_OBJECT))
+    return chosen
+
+
+_COMBINE: dict[str, Callable[[int, int, int], int]] = {
+    "CRC32": crt.combine_crc32,
+    "CRC32C": crt.combine_crc32c,
+    "CRC64NVME": crt.combine_crc64nvme,
+}
+_DIGEST: dict[str, Callable[[bytes], bytes]] = {
+    "CRC32": lambda data: crt.crc32(data).to_bytes(4, "big"),
+    "CRC32C": lambda data: crt.crc32c(data).to_bytes(4, "big"),
+    "SHA1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
+    "SHA256": lambda data: hashlib.sha256(data).digest(),
+}
+
+
+def _checksums(upload: Upload, parts: Sequence[Part]) -> dict[str, str]:
+    """The object's checksum from those of its parts: of the whole where the algorithm allows it, or of their checksums."""
+    if upload.algorithm is None or any(part.checksum is None for part in parts):
+        return {}
+    digests = [base64.b64decode(part.checksum or "") for part in parts]
+    header = f"x-amz-checksum-{upload.algorithm.lower()}"
+    if not upload.whole:
+        together = _DIGEST[upload.algorithm](b"".join(digests))
+        return {header: f"{base64.b64encode(together).decode()}-{len(parts)}"}
+    value = int.from_bytes(digests[0], "big")
+    for digest, part in zip(digests[1:], parts[1:], strict=True):
+        value = _COMBINE[upload.algorithm](value, int.from_bytes(digest, "big"), part.size)
+    return {header: base64.b64encode(value.to_bytes(len(digests[0]), "big")).decode()}
+
+
+async def expire(pool: Pool, older_than: datetime, most: int = 1000) -> list[str]:
+    """End uploads that were begun before then; returns the blobs of their parts."""
+    rows = await run(
+        pool,
+        "with u as (select id from uploads where created_at < %(then)s order by created_at limit %(most)s"
+        " for update skip locked),"
+        " p as (select segment from parts where upload_id in (select id from u)),"
+        " d as (delete from uploads where id in (select id from u))"
+        " select segment from p",
+        {"then": older_than, "most": most},
+    )
+    return [row[0] for row in await rows.fetchall()]
