@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import psycopg
 from psycopg import Connection
 
+from tidings.access.projects import find_project
+from tidings.db.pool import Pool, make_pool
 from tidings.delivery import session
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline
 from tidings.delivery.stream import Stream
-from tidings.errors import OperatorError
+from tidings.errors import CallerError, OperatorError
 from tidings.settings import Settings
+from tidings.store import buckets, deletes, version_listing
+from tidings.store.blobs import Blobs
+from tidings.store.model import Origin, Place
+from tidings.store.sweep import Swept
+from tidings.store.sweep import sweep as sweep_store
+
+T = TypeVar("T")
 
 
 def connect(settings: Settings) -> Connection:
@@ -52,3 +65,64 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         stream.run(started)
     finally:
         spark.stop()
+
+
+def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:
+    """Remove every version of every object; returns how many keys there were."""
+    return _with_store(settings, lambda pool, blobs: _empty(pool, blobs, _public_id(settings, project), bucket, progress))
+
+
+def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, progress: Callable[[int], None]) -> int:
+    """Delete a bucket; with force, also one that is not empty. Returns how many keys were removed."""
+
+    async def work(pool: Pool, blobs: Blobs) -> int:
+        owner, removed = _public_id(settings, project), 0
+        if force:
+            removed = await _empty(pool, blobs, owner, bucket, progress)
+        await buckets.delete(pool, owner, bucket)
+        return removed
+
+    return _with_store(settings, work)
+
+
+def sweep(settings: Settings, min_age_minutes: float, progress: Callable[[int], None]) -> Swept:
+    upload_age, age = timedelta(days=settings.store.upload_days), timedelta(minutes=min_age_minutes)
+    return _with_store(
+        settings, lambda pool, blobs: sweep_store(pool, blobs, upload_age, age, lambda done: progress(done.seen))
+    )
+
+
+async def _empty(pool: Pool, blobs: Blobs, project: str, bucket: str, progress: Callable[[int], None]) -> int:
+    origin = Origin("operator", "", uuid.uuid4().hex.upper()[:16], datetime.now(UTC))
+    removed = 0
+    while True:
+        page = await version_listing.page(pool, project, bucket, prefix="", delimiter="", key="", ordinal=None, most=1000)
+        keys = sorted({each.key for each in page.entries if not isinstance(each, str)})
+        for key in keys:
+            done = await deletes.delete_objects_all_versions(pool, Place(project, bucket, key), origin)
+            for name in done.unused:
+                await blobs.remove(name)
+            removed += 1
+            progress(removed)
+        if not keys:
+            return removed
+
+
+def _public_id(settings: Settings, project: str) -> str:
+    with connect(settings) as connection:
+        check_tables(connection)
+        found = find_project(connection, project)
+    if found is None:
+        raise OperatorError(f"There is no project {project!r}: check its name.")
+    return found
+
+
+def _with_store(settings: Settings, work: Callable[[Pool, Blobs], Awaitable[T]]) -> T:
+    async def opened() -> T:
+        async with make_pool(settings.database_url, 4) as pool:
+            return await work(pool, Blobs(settings.store.blobs))
+
+    try:
+        return asyncio.run(opened())
+    except CallerError as error:
+        raise OperatorError(error.message) from None

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,8 @@ app = typer.Typer(
 project_app = typer.Typer(help="Tenants.", no_args_is_help=True)
 access_app = typer.Typer(help="Keys for the S3 API.", no_args_is_help=True)
 app.add_typer(project_app, name="project")
+bucket_app = typer.Typer(help="Buckets, beyond what the S3 API offers.", no_args_is_help=True)
+app.add_typer(bucket_app, name="bucket")
 topic_app = typer.Typer(help="Topics of the embedded Pub/Sub, for trying things out.", no_args_is_help=True)
 app.add_typer(access_app, name="access")
 app.add_typer(topic_app, name="topic")
@@ -232,6 +234,59 @@ def topic_read(
         out.print(body)
         count += 1
     err.print(f"{count} messages")
+
+
+Project = Annotated[str, typer.Option("--project", help="The project's name or public id.")]
+
+
+@bucket_app.command("empty")
+def bucket_empty(name: str, project: Project, as_json: AsJson = False) -> None:
+    """Remove every version of every object. Each removal is a change, and reaches who asked for it."""
+    from tidings import bootstrap
+
+    removed = bootstrap.empty_bucket(settings_module.load(), project, name, _counting("removed"))
+    _say(as_json, {"bucket": name, "keys": removed}, f"bucket {name} is empty: {removed} keys removed with all their versions")
+
+
+@bucket_app.command("delete")
+def bucket_delete(
+    name: str,
+    project: Project,
+    force: Annotated[bool, typer.Option(help="Empty it first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a bucket."""
+    from tidings import bootstrap
+
+    removed = bootstrap.delete_bucket(settings_module.load(), project, name, force, _counting("removed"))
+    _say(as_json, {"bucket": name, "keys": removed}, f"bucket {name} is deleted, with {removed} keys")
+
+
+@app.command()
+def sweep(
+    min_age_minutes: Annotated[float, typer.Option(help="Leave younger blobs alone. Less than 60 is not safe.", min=0)] = 360,
+    as_json: AsJson = False,
+) -> None:
+    """Remove blobs that nothing refers to, and end multipart uploads that were abandoned. `serve` does it regularly."""
+    from tidings import bootstrap
+
+    done = bootstrap.sweep(settings_module.load(), min_age_minutes, _counting("looked at"))
+    words = f"{done.seen} blobs looked at, {done.removed} orphans and {done.expired_parts} parts of old uploads removed"
+    _say(as_json, {"seen": done.seen, "removed": done.removed, "expired_parts": done.expired_parts}, words)
+
+
+def _counting(what: str) -> Callable[[int], None]:
+    """Progress for long work, for a person at a terminal."""
+
+    def show(number: int) -> None:
+        if sys.stderr.isatty():
+            err.print(f"\r{number} {what}", end="")
+
+    return show
+
+
+def _say(as_json: bool, values: dict[str, Any], words: str) -> None:
+    out.print(json.dumps(values) if as_json else words)
 
 
 @app.command()

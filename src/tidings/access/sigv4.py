@@ -231,7 +231,8 @@ def _in_query(fields: Mapping[str, str], parameters: Mapping[str, str]) -> bool:
     if version_2:
         raise CallerError(
             "InvalidArgument" if version_4 else "InvalidRequest",
-            f"{version_2[0]} in the query is of Signature Version 2, which is not served: sign with {ALGORITHM} alone.",
+            f"{version_2[0]} in the query is of Signature Version 2, which is not served: sign with {ALGORITHM} "
+            "(for version 1 of the AWS CLI: aws configure set default.s3.signature_version s3v4).",
         )
     if not version_4 and "authorization" not in fields:
         raise CallerError(

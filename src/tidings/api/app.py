@@ -19,6 +19,7 @@ from tidings.api.s3 import S3
 from tidings.db.pool import make_pool
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
+from tidings.store.sweep import sweep_regularly
 
 _READY_SECONDS = 2.0
 
@@ -57,7 +58,9 @@ class _App:
         try:
             self._parts = Parts(self._settings, pool, blobs, KeyCache(pool))
             self._s3 = S3(self._parts)
+            sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
             yield
+            sweeping.cancel()
         finally:
             await blobs.close()
             await pool.close()

@@ -27,6 +27,9 @@ INLINE = 4096
 PART = 5 * 1024 * 1024
 """What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
 _CHUNK = 256 * 1024
+_LOCAL_PART = 1024 * 1024
+_AT_ONCE = 512 * 1024
+"""A body of this size is gathered and written in one go; what is larger streams."""
 _LISTED = 10_000
 COMMIT_TIME = timedelta(minutes=15)
 """How long a blob may wait for its row. After that nothing may refer to it any more, and a sweep may remove it."""
@@ -60,6 +63,8 @@ class Blobs:
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
             reason = str(error).partition("\n")[0]
             raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {reason}") from error
+        # A folder has no smallest part: less is held in memory for each upload.
+        self._part = PART if self._folder is None else _LOCAL_PART
         self._removals: set[asyncio.Task[None]] = set()
 
     async def keep(self, pieces: AsyncIterator[bytes], inline: int = INLINE) -> Kept:
@@ -67,7 +72,7 @@ class Blobs:
         start = bytearray()
         async for piece in pieces:
             start += piece
-            if len(start) > PART:
+            if len(start) > _AT_ONCE:
                 break
         else:
             data = bytes(start)
@@ -78,7 +83,7 @@ class Blobs:
         random = secrets.token_hex(16)
         name = f"{random[:2]}/{random}"  # a single folder with millions of files is slow to list
         # With an iterator this is a multipart upload, which is aborted if the iterator raises.
-        await obstore.put_async(self._store, name, data, chunk_size=PART, max_concurrency=2)
+        await obstore.put_async(self._store, name, data, chunk_size=self._part, max_concurrency=2)
         if self._folder is not None:
             try:
                 await asyncio.to_thread(_sync, self._folder / name)

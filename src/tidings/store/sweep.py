@@ -7,6 +7,8 @@ every row that refers to one: in a move or a completed upload the reference goes
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,9 @@ from datetime import UTC, datetime, timedelta
 from tidings.db.pool import Pool, run
 from tidings.store import uploads
 from tidings.store.blobs import Blobs
+from tidings.store.settings import StoreSettings
+
+log = logging.getLogger(__name__)
 
 SWEEP_AGE = timedelta(hours=6)
 """Far beyond the time that a blob has to get its row, so that the clocks need not agree."""
@@ -28,6 +33,32 @@ where name not in (
     select segment from parts
 )
 """
+
+
+_LOCK = 0x7377656570  # "sweep" in ASCII
+_FIRST_SECONDS = 600.0
+"""Until the first sweep: also a server that is often started again gets to it."""
+
+
+async def sweep_regularly(pool: Pool, blobs: Blobs, settings: StoreSettings) -> None:
+    """For ever: one process at a time, however many there are. What fails is logged and tried again the next time."""
+    every = settings.sweep_hours * 3600
+    wait = min(every, _FIRST_SECONDS)
+    while every:
+        await asyncio.sleep(wait)
+        wait = every
+        try:
+            async with pool.connection() as connection:
+                row = await (await connection.execute("select pg_try_advisory_lock(%s)", [_LOCK])).fetchone()
+                if not (row and row[0]):
+                    continue
+                try:
+                    done = await sweep(pool, blobs, timedelta(days=settings.upload_days))
+                finally:
+                    await connection.execute("select pg_advisory_unlock(%s)", [_LOCK])
+            log.info("swept: %s", done)
+        except Exception:
+            log.warning("the sweep for unused blobs failed; the next one is in %g h", settings.sweep_hours, exc_info=True)
 
 
 @dataclass(slots=True)
