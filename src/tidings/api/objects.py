@@ -20,6 +20,8 @@ MAX_SIZE = 5 * 1024**3
 """What S3 takes in a single PUT."""
 MAX_DELETED = 1000
 _READS = 3
+_READ_SECONDS = 600.0
+"""How long a slow reader of an object in several blobs can go on after the object was replaced."""
 
 
 async def put_object(parts: Parts, request: Request) -> Response:
@@ -53,8 +55,9 @@ def kept_content(
 
 
 def discard(store: Blobs, done: Done) -> None:
+    """Remove the blobs that an operation set free. Of several a reader may have opened only the first ones by now."""
     for name in done.unused:
-        store.discard(name)
+        store.discard(name, after=_READ_SECONDS if len(done.unused) > 1 else 0.0)
 
 
 def declared_size(given: Mapping[str, str]) -> int:

@@ -98,9 +98,14 @@ class Blobs:
         chunks: AsyncIterator[bytes] = aiter(found.stream(min_chunk_size=_CHUNK))
         return chunks
 
-    def discard(self, name: str | None) -> None:
-        """Remove a blob that no row refers to (any more), beside the request: its client has no reason to wait."""
-        if name is not None:
+    def discard(self, name: str | None, after: float = 0.0) -> None:
+        """Remove a blob that no row refers to (any more), beside the request: its client has no reason to wait.
+
+        After some seconds, if somebody may still be reading; if the process ends before that, a sweep finds it.
+        """
+        if name is not None and after:
+            asyncio.get_running_loop().call_later(after, self.discard, name)
+        elif name is not None:
             removal = asyncio.ensure_future(self._remove(name))
             self._removals.add(removal)
             removal.add_done_callback(self._removals.discard)
@@ -126,6 +131,20 @@ class Blobs:
         async for batch in obstore.list(self._store, chunk_size=_LISTED):
             if names := [each["path"] for each in batch if each["last_modified"] < moment]:
                 yield names
+
+    def remove_half_written(self, moment: datetime) -> int:
+        """Remove what uploads that were killed before that had written so far; returns how many.
+
+        In a folder obstore writes beside the blob's place, under NAME#NUMBER, and does not list that. Elsewhere they are
+        multipart uploads of that store, which ends them by a rule of its own.
+        """
+        removed = 0
+        for path in self._folder.glob("*/*#*") if self._folder is not None else ():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < moment.timestamp():
+                    path.unlink()
+                    removed += 1
+        return removed
 
 
 async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

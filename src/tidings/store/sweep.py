@@ -84,6 +84,7 @@ async def sweep(
         for name in expired:
             await blobs.remove(name)
         done.expired_parts += len(expired)
+    done.removed += await asyncio.to_thread(blobs.remove_half_written, now - age)
     async for batch in blobs.older_than(now - age):
         done.seen += len(batch)
         for (name,) in await (await run(pool, _ORPHANS, [batch])).fetchall():

@@ -229,7 +229,7 @@ def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:
                 "InvalidPartOrder",
                 f"The list of parts was not in ascending order: part {each.number} comes after part {chosen[-1].number}.",
             )
-        if part is None or part.etag != each.etag or each.checksum not in (None, part.checksum):
+        if part is None or part.etag != each.etag or _differ(each.checksum, part.checksum):
             message = "One or more of the specified parts could not be found. The part may not have been uploaded, or its"
             raise CallerError("InvalidPart", f"{message} entity tag or checksum is another.", PartNumber=str(each.number))
         chosen.append(part)
@@ -245,6 +245,11 @@ def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:
     if sum(part.size for part in chosen) > MAX_OBJECT:
         raise CallerError("EntityTooLarge", f"An object has {MAX_OBJECT} bytes at most.", MaxSizeAllowed=str(MAX_OBJECT))
     return chosen
+
+
+def _differ(given: str | None, known: str | None) -> bool:
+    """A checksum counts where both sides have it: an upload without an algorithm keeps none of its parts' checksums."""
+    return given is not None and known is not None and given != known
 
 
 _COMBINE: dict[str, Callable[[int, int, int], int]] = {
