@@ -55,6 +55,7 @@ class Store(RuleBasedStateMachine):
         for bucket in self.buckets:
             self.s3.create_bucket(Bucket=bucket)
             self.model.states[bucket] = "unversioned"
+        self.set_versioning(1, "Enabled")  # so that some keys soon have many versions
         self.uploads: list[str] = []
 
     @rule(at=BUCKET, status=st.sampled_from(["Enabled", "Enabled", "Suspended"]))
@@ -110,7 +111,7 @@ class Store(RuleBasedStateMachine):
         assert bool(done.get("DeleteMarker")) == (self.model.states[bucket] != "unversioned")
         self.model.delete(bucket, key, done.get("VersionId"))
 
-    @rule(at=BUCKET, key=KEYS, pick=st.integers(0, 5))
+    @rule(at=BUCKET, key=KEYS, pick=st.sampled_from([0, 0, 0, 1, 2, 5]))
     def delete_version(self, at: int, key: str, pick: int) -> None:
         bucket = self.buckets[at]
         there = self.model.of(bucket, key)

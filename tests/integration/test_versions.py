@@ -118,15 +118,15 @@ def test_deleting_a_delete_marker_brings_the_object_back(store: Store) -> None:
 
 def test_deleting_the_newest_version_uncovers_the_one_behind_it_and_the_last_one_the_key(store: Store) -> None:
     store.state("enabled")
-    first, second = store.put(b"one").version_id, store.put(b"two").version_id
-    assert first is not None
-    assert second is not None
+    ids = [store.put(body).version_id or "" for body in (b"one", b"two", b"three")]
     store.changes()
-    store.delete(second)
+    store.delete(ids[2])
+    assert (store.body(), store.versions()) == (b"two", [(ids[1], False), (ids[0], False)])
+    store.delete(ids[1])
     assert store.body() == b"one"
-    store.delete(first)
+    store.delete(ids[0])
     assert store.versions() == []
-    assert [told(change)[:2] for change in store.changes()] == [(DELETE, second), (DELETE, first)]
+    assert [told(change)[:2] for change in store.changes()] == [(DELETE, each) for each in reversed(ids)]
     third = store.put(b"three").version_id
     assert store.versions() == [(third, False)]
 
