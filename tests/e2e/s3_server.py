@@ -109,8 +109,8 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
         wait_until_ready(server)
         yield server
     finally:
-        process.terminate()
-        process.wait(30)
+        server.process.terminate()  # a test may have started another
+        server.process.wait(30)
 
 
 def start(settings: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:

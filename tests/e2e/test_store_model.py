@@ -20,7 +20,7 @@ from s3_server import Server, s3_server
 from store_model import Model, Version, md5_hex
 from tidings.local.postgres import Postgres
 
-STEPS = int(os.environ.get("STORE_STEPS", "2000"))
+STEPS = int(os.environ.get("STORE_STEPS", "400"))
 STEPS_IN_A_RUN = 50
 PART = 5 * 1024 * 1024
 
@@ -56,7 +56,7 @@ class Store(RuleBasedStateMachine):
             self.s3.create_bucket(Bucket=bucket)
             self.model.states[bucket] = "unversioned"
         self.set_versioning(1, "Enabled")  # so that some keys soon have many versions
-        self.uploads: list[str] = []
+        self.steps = 0
 
     @rule(at=BUCKET, status=st.sampled_from(["Enabled", "Enabled", "Suspended"]))
     def set_versioning(self, at: int, status: str) -> None:
@@ -185,7 +185,9 @@ class Store(RuleBasedStateMachine):
             for change in self.model.changes[-2:]:
                 change["copy_source"] = f"{here[0]}/{_quoted(key)}"
 
-    @rule(at=BUCKET, key=KEYS, sizes=st.sampled_from([(10,), (5000,), (PART, 7)]), metadata=METADATA, abort=st.booleans())
+    @rule(
+        at=BUCKET, key=KEYS, sizes=st.sampled_from([(10,), (10,), (5000,), (PART, 7)]), metadata=METADATA, abort=st.booleans()
+    )
     def multipart(self, at: int, key: str, sizes: tuple[int, ...], metadata: dict[str, str], abort: bool) -> None:
         bucket = self.buckets[at]
         upload = self.s3.create_multipart_upload(Bucket=bucket, Key=key, Metadata=metadata, ContentType="video/mp4")["UploadId"]
@@ -213,9 +215,15 @@ class Store(RuleBasedStateMachine):
     def everything_agrees(self) -> None:
         if not hasattr(self, "model"):
             return
-        for bucket in self.buckets:
+        self.steps += 1
+        touched = {change["bucket"] for change in self.model.changes[-2:]}
+        for bucket in touched if self.steps % 10 else self.buckets:
             self._listings_agree(bucket)
         self._changes_agree()
+
+    def teardown(self) -> None:
+        for bucket in getattr(self, "buckets", ()):
+            self._listings_agree(bucket)
 
     def _listings_agree(self, bucket: str) -> None:
         mine = {key: found for (where, key), found in sorted(self.model.versions.items()) if where == bucket}
@@ -248,7 +256,7 @@ class Store(RuleBasedStateMachine):
             change["metadata"] = None if change["metadata"] is None else _user_metadata(change["metadata"])
         assert _by_key(stored) == _by_key(self.model.changes)
         for bucket, key in {(change["bucket"], change["key"]) for change in self.model.changes[-2:]}:
-            for version in self.model.of(bucket, key):
+            for version in self.model.of(bucket, key)[: None if self.steps % 10 == 0 else 2]:
                 if not version.marker:
                     self._comes_back(bucket, key, version)
 

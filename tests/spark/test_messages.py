@@ -34,6 +34,7 @@ def change(**given_values: Any) -> dict[str, Any]:
         "event": "ObjectCreated:Put",
         "size": 1234,
         "etag": "d41d8cd98f00b204e9800998ecf8427e",
+        "version_id": None,
         "principal": "AKIAIOSFODNN7EXAMPLE",
         "source_ip": "127.0.0.1",
         "request_id": "7C92CF1EEE8D99CC",
@@ -73,6 +74,7 @@ def bodies(spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNo
         ("put.json", {}),
         ("put-odd-key.json", {"key": 'straße/a b+"c".txt', "size": 0}),
         ("delete.json", {"event": "ObjectRemoved:Delete", "size": None, "etag": None}),
+        ("delete-marker.json", {"event": "ObjectRemoved:DeleteMarkerCreated", "size": None, "version_id": "v2"}),
     ],
 )
 def test_the_record_is_the_golden_one(spark: SparkSession, file: str, values: dict[str, Any]) -> None:
