@@ -28,7 +28,7 @@ from traffic import (
 
 DOWN_SECONDS = 8.0
 SLOWEST_PUT_SECONDS = 2.0
-ON_TIME_SECONDS = 6.0  # who waited for a stranger would wait for all of DOWN_SECONDS
+ON_TIME_SECONDS = 3.0  # who waited for a stranger would wait for all of DOWN_SECONDS
 
 REFUSALS = {"unavailable": "UNAVAILABLE", "permission_denied": "PERMISSION_DENIED", "not_found": "NOT_FOUND"}
 
