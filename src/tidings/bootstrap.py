@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import uuid
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 import psycopg
@@ -21,9 +20,9 @@ from tidings.delivery.pipeline import Pipeline
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
 from tidings.settings import Settings
-from tidings.store import buckets, deletes, version_listing
+from tidings.store import buckets
 from tidings.store.blobs import Blobs
-from tidings.store.model import Origin, Place
+from tidings.store.emptying import empty
 from tidings.store.sweep import Swept
 from tidings.store.sweep import sweep as sweep_store
 
@@ -69,7 +68,7 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:
     """Remove every version of every object; returns how many keys there were."""
-    return _with_store(settings, lambda pool, blobs: _empty(pool, blobs, _public_id(settings, project), bucket, progress))
+    return _with_store(settings, lambda pool, blobs: empty(pool, blobs, _public_id(settings, project), bucket, progress))
 
 
 def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, progress: Callable[[int], None]) -> int:
@@ -78,7 +77,7 @@ def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, pr
     async def work(pool: Pool, blobs: Blobs) -> int:
         owner, removed = _public_id(settings, project), 0
         if force:
-            removed = await _empty(pool, blobs, owner, bucket, progress)
+            removed = await empty(pool, blobs, owner, bucket, progress)
         await buckets.delete(pool, owner, bucket)
         return removed
 
@@ -90,22 +89,6 @@ def sweep(settings: Settings, min_age_minutes: float, progress: Callable[[int], 
     return _with_store(
         settings, lambda pool, blobs: sweep_store(pool, blobs, upload_age, age, lambda done: progress(done.seen))
     )
-
-
-async def _empty(pool: Pool, blobs: Blobs, project: str, bucket: str, progress: Callable[[int], None]) -> int:
-    origin = Origin("operator", "", uuid.uuid4().hex.upper()[:16], datetime.now(UTC))
-    removed = 0
-    while True:
-        page = await version_listing.page(pool, project, bucket, prefix="", delimiter="", key="", ordinal=None, most=1000)
-        keys = sorted({each.key for each in page.entries if not isinstance(each, str)})
-        for key in keys:
-            done = await deletes.delete_objects_all_versions(pool, Place(project, bucket, key), origin)
-            for name in done.unused:
-                await blobs.remove(name)
-            removed += 1
-            progress(removed)
-        if not keys:
-            return removed
 
 
 def _public_id(settings: Settings, project: str) -> str:

@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 from s3_server import Answer, Server, Signer, request, s3_server, send
 
+from conftest import fresh_database
 from tidings.local.postgres import Postgres
 
 SMALL, LARGE = b"small", bytes(range(256)) * 400
@@ -24,10 +24,7 @@ SIGNED_CHUNKS = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("create database s3_bad_requests")
-    url = postgres.url.removesuffix("/tidings") + "/s3_bad_requests"
-    with s3_server(url, tmp_path_factory.mktemp("s3")) as running:
+    with s3_server(fresh_database(postgres, "s3_bad_requests"), tmp_path_factory.mktemp("s3")) as running:
         assert request(running, "PUT", "/bucket").status == 200
         assert request(running, "PUT", "/bucket/there", body=LARGE).status == 200
         yield running

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from botocore.exceptions import ClientError
 from s3_server import Server, s3_server
 
+from conftest import fresh_database
 from tidings.local.postgres import Postgres
 
 SIZES = [0, 1, 4096, 4097, 20 * 1024 * 1024]
@@ -43,10 +43,7 @@ ODD_KEYS = [
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("create database s3_clients")
-    url = postgres.url.removesuffix("/tidings") + "/s3_clients"
-    with s3_server(url, tmp_path_factory.mktemp("s3")) as running:
+    with s3_server(fresh_database(postgres, "s3_clients"), tmp_path_factory.mktemp("s3")) as running:
         yield running
 
 

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 import boto3
 import httpx
-import psycopg
 import pytest
 from botocore.config import Config
 from s3_server import REGION, Answer, Server, Signer, request, s3_server, send, start
 
+from conftest import fresh_database
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
 
@@ -32,10 +32,11 @@ ORIGIN = {"origin": "https://app.example"}
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("create database s3_signatures")
-    url = postgres.url.removesuffix("/tidings") + "/s3_signatures"
-    with s3_server(url, tmp_path_factory.mktemp("s3"), TIDINGS_API__DOMAINS='["s3.localhost", "localhost"]') as running:
+    with s3_server(
+        fresh_database(postgres, "s3_signatures"),
+        tmp_path_factory.mktemp("s3"),
+        TIDINGS_API__DOMAINS='["s3.localhost", "localhost"]',
+    ) as running:
         assert request(running, "PUT", "/bucket").status == 200
         yield running
         log = running.log

@@ -16,12 +16,12 @@ from typing import Any
 
 import obstore
 import psutil
-import psycopg
 import pytest
 import s3fs
 from obstore.store import S3Store
 from s3_server import REGION, Server, s3_server
 
+from conftest import fresh_database
 from tidings.local.postgres import Postgres
 
 LARGE = 200 * 1024 * 1024
@@ -30,9 +30,7 @@ MOST_MEMORY = 64 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("create database s3_tools")
-    with s3_server(postgres.url.removesuffix("/tidings") + "/s3_tools", tmp_path_factory.mktemp("s3")) as running:
+    with s3_server(fresh_database(postgres, "s3_tools"), tmp_path_factory.mktemp("s3")) as running:
         yield running
 
 

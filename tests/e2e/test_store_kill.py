@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from s3_server import Server, s3_server, start, wait_until_ready
 
+from conftest import fresh_database
 from tidings.local.postgres import Postgres
 
 KEYS = [f"key-{number}" for number in range(6)]
@@ -33,10 +33,7 @@ PART = 5 * 1024 * 1024
 
 @pytest.fixture
 def server(postgres: Postgres, tmp_path: Path) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("drop database if exists store_kill with (force)")
-        connection.execute("create database store_kill")
-    with s3_server(postgres.url.removesuffix("/tidings") + "/store_kill", tmp_path) as running:
+    with s3_server(fresh_database(postgres, "store_kill"), tmp_path) as running:
         yield running
 
 

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 from botocore.exceptions import ClientError
 from hypothesis import HealthCheck, settings
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from s3_server import Server, s3_server
 
+from conftest import fresh_database
 from store_model import Model, Version, md5_hex
 from tidings.local.postgres import Postgres
 
@@ -35,9 +35,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with psycopg.connect(postgres.url, autocommit=True) as connection:
-        connection.execute("create database store_model")
-    with s3_server(postgres.url.removesuffix("/tidings") + "/store_model", tmp_path_factory.mktemp("s3")) as running:
+    with s3_server(fresh_database(postgres, "store_model"), tmp_path_factory.mktemp("s3")) as running:
         yield running
 
 

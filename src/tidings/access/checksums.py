@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +93,32 @@ def from_base64(value: str, size: int) -> bytes | None:
     except ValueError:
         return None
     return data if len(data) == size and base64.b64encode(data).decode() == value else None
+
+
+_COMBINE: Mapping[str, Callable[[int, int, int], int]] = {
+    "CRC32": crt.combine_crc32,
+    "CRC32C": crt.combine_crc32c,
+    "CRC64NVME": crt.combine_crc64nvme,
+}
+
+
+def of_parts(name: str | None, whole: bool, parts: Sequence[tuple[str | None, int]]) -> dict[str, str]:
+    """The checksum of an object, by its header, from those of its parts and their sizes: of the whole, or of the checksums.
+
+    None where a part has none.
+    """
+    if name is None or any(value is None for value, _ in parts):
+        return {}
+    algorithm = BY_HEADER[PREFIX + name.lower()]
+    digests = [algorithm.decode(value or "") for value, _ in parts]
+    if not whole:
+        together = algorithm.start()
+        together.update(b"".join(digests))
+        return {algorithm.header: f"{base64.b64encode(together.digest()).decode()}-{len(parts)}"}
+    value = int.from_bytes(digests[0], "big")
+    for digest, (_, size) in zip(digests[1:], parts[1:], strict=True):
+        value = _COMBINE[name](value, int.from_bytes(digest, "big"), size)
+    return {algorithm.header: base64.b64encode(value.to_bytes(algorithm.size, "big")).decode()}
 
 
 def trailer_names(headers: Mapping[str, str]) -> frozenset[str]:

@@ -7,33 +7,34 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from tidings.api.headers import etags
 from tidings.errors import CallerError
 from tidings.store.model import Version
+from tidings.store.objects import precondition_failed
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
-def unmodified(headers: Mapping[str, str], head: Version) -> bool:
+def unmodified(headers: Mapping[str, str], version: Version) -> bool:
     """Whether the answer is 304; raises PreconditionFailed. The order of the four is from RFC 9110, section 13.2.2."""
-    modified_at = head.modified_at.replace(microsecond=0)  # as precise as the header that it is compared with
+    modified_at = version.modified_at.replace(microsecond=0)  # as precise as the header that it is compared with
     if (tags := headers.get("if-match")) is not None:
-        _require(_names(tags, head.etag), "If-Match")
+        _require(_names(tags, version.etag), "If-Match")
     elif (moment := _moment(headers, "if-unmodified-since")) is not None:
         _require(modified_at <= moment, "If-Unmodified-Since")
     if (tags := headers.get("if-none-match")) is not None:
-        return _names(tags, head.etag)
+        return _names(tags, version.etag)
     moment = _moment(headers, "if-modified-since")
     return moment is not None and modified_at <= moment
 
 
 def _require(holds: bool, condition: str) -> None:
     if not holds:
-        message = "At least one of the pre-conditions you specified did not hold."
-        raise CallerError("PreconditionFailed", message, Condition=condition)
+        raise precondition_failed(Condition=condition)
 
 
 def _names(tags: str, etag: str) -> bool:
-    named = [tag.strip().removeprefix("W/").strip('"') for tag in tags.split(",")]
+    named = etags(tags)
     return etag in named or "*" in named
 
 

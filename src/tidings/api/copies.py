@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, quote, unquote_to_bytes
 from tidings.access import checksums
 from tidings.api import headers, xml
 from tidings.api.buckets import XML, iso
-from tidings.api.objects import MAX_SIZE, discard, kept_content, read_segments
+from tidings.api.objects import MAX_SIZE, discard, discarding, kept_content, read_segments
 from tidings.api.parts import Parts
 from tidings.api.request import Request
 from tidings.api.response import Response
@@ -111,7 +111,7 @@ def _check_source(given: Mapping[str, str], version: Version) -> None:
     except (ValueError, TypeError):
         raise CallerError("InvalidArgument", "A date in the conditions on the copy's source cannot be read.") from None
     if not holds:
-        raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+        raise objects.precondition_failed()
 
 
 def _directive(request: Request, name: str) -> bool:
@@ -144,11 +144,8 @@ async def copy_object(parts: Parts, request: Request) -> Response:
     tags = headers.tags(request.headers) if retag else version.tags
     content = kept_content(kept, copied.size, copied.etag, content_type, {**own, **sums}, tags)
     named = f"{place.bucket}/{quote(place.key, safe='/')}" + (f"?versionId={version_id}" if version_id else "")
-    try:
+    async with discarding(parts.blobs, kept):
         done = await objects.finish_copy_object(parts.pool, request.place, content, request.origin, named, condition)
-    except CallerError:
-        parts.blobs.discard(kept.blob)
-        raise
     discard(parts.blobs, done)
     assert done.modified_at is not None
     nodes: list[xml.Node] = [("LastModified", iso(done.modified_at)), ("ETag", f'"{content.etag}"'), *_sum_nodes(sums)]

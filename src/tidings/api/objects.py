@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from email.utils import formatdate
 
 from tidings.access import checksums
+from tidings.access.payload import Payload
 from tidings.api import conditions, headers, numbers, xml
 from tidings.api.buckets import XML
 from tidings.api.parts import Parts
@@ -14,7 +16,7 @@ from tidings.api.response import Response
 from tidings.errors import CallerError
 from tidings.store import blobs, buckets, deletes, names, objects, uploads
 from tidings.store.blobs import Blobs, Kept
-from tidings.store.model import Content, Done, Segment, Version
+from tidings.store.model import Condition, Content, Done, Segment, Version
 
 MAX_SIZE = 5 * 1024**3
 """What S3 takes in a single PUT."""
@@ -32,19 +34,41 @@ async def put_object(parts: Parts, request: Request) -> Response:
     if size > blobs.INLINE:  # worth a look, before gigabytes are taken in for nothing
         await buckets.check_exists(parts.pool, request.project, request.bucket)
     kept = await parts.blobs.keep(request.pieces(decoder))
+    content, done = await commit_kept(parts, request, kept, decoder, metadata, tags, condition)
+    answer = {"etag": f'"{content.etag}"', **headers.checksum_headers(decoder.checksums)}
+    return Response(200, {**answer, **headers.version_header(done.version_id)})
+
+
+async def commit_kept(
+    parts: Parts,
+    request: Request,
+    kept: Kept,
+    decoder: Payload,
+    metadata: Mapping[str, str],
+    tags: Mapping[str, str],
+    condition: Condition = objects.ANYTHING,
+) -> tuple[Content, Done]:
+    """Give a body that has been taken in its row."""
     content_type = request.headers.get("content-type") or headers.DEFAULT_TYPE
     content = kept_content(kept, decoder.length, decoder.md5_hex, content_type, {**metadata, **decoder.checksums}, tags)
     commit = objects.commit_inline_object if kept.blob is None else objects.commit_object_with_segments
-    try:
+    async with discarding(parts.blobs, kept):
         done = await commit(parts.pool, request.place, content, request.origin, condition)
-    except CallerError:
-        # The database has said no, so nothing refers to the blob. After any other error it may have committed all the
-        # same: the blob stays, at worst as an orphan.
-        parts.blobs.discard(kept.blob)
-        raise
     discard(parts.blobs, done)
-    answer = {"etag": f'"{content.etag}"', **headers.checksum_headers(decoder.checksums)}
-    return Response(200, {**answer, **headers.version_header(done.version_id)})
+    return content, done
+
+
+@asynccontextmanager
+async def discarding(store: Blobs, kept: Kept) -> AsyncIterator[None]:
+    """Around the commit of what was kept. Where the database says no, nothing refers to the blob, and it goes.
+
+    After any other error the database may have committed all the same: the blob stays, at worst as an orphan.
+    """
+    try:
+        yield
+    except CallerError:
+        store.discard(kept.blob)
+        raise
 
 
 def kept_content(
@@ -199,12 +223,7 @@ async def delete_object(parts: Parts, request: Request) -> Response:
 
 async def delete_objects(parts: Parts, request: Request) -> Response:
     wanted, quiet = _listed(await request.document())
-    try:
-        done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
-    except CallerError as error:
-        if error.code != "NoSuchBucket":
-            raise
-        raise buckets.no_such_bucket(request.bucket) from None
+    done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
     for each in done:
         discard(parts.blobs, each)
     nodes = [] if quiet else [_deleted(key, exact, each) for (key, exact), each in zip(wanted, done, strict=True)]

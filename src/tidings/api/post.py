@@ -13,7 +13,7 @@ from datetime import datetime
 from urllib.parse import quote, urlencode, urlsplit
 
 from tidings.access import policy
-from tidings.api import headers, objects, xml
+from tidings.api import headers, objects, tagging, xml
 from tidings.api.body import Incoming
 from tidings.api.form import Form, is_form
 from tidings.api.parts import Parts
@@ -21,8 +21,6 @@ from tidings.api.request import Request, Target
 from tidings.api.response import Response
 from tidings.errors import CallerError
 from tidings.store import buckets, names
-from tidings.store import objects as store
-from tidings.store.model import Condition
 
 _FILENAME = "${filename}"
 _HEADERS = frozenset({"content-type", "content-md5", *headers.STORED})
@@ -168,36 +166,14 @@ async def serve_post(parts: Parts, post: PostRequest) -> Response:
     request = post.request
     decoder = request.decoder()
     metadata = headers.metadata(request.raw_headers)
-    tags = {} if post.tagging is None else _tags(post.tagging.encode())
+    tags = {} if post.tagging is None else tagging.read_tags(post.tagging.encode())
     # How long the file is shows at its end only, so the bucket is looked at first, whatever the size.
     await buckets.check_exists(parts.pool, request.project, request.bucket)
     kept = await parts.blobs.keep(request.pieces(decoder))
-    content_type = request.headers.get("content-type") or headers.DEFAULT_TYPE
-    about = {**metadata, **decoder.checksums}
-    content = objects.kept_content(kept, decoder.length, decoder.md5_hex, content_type, about, tags)
-    commit = store.commit_inline_object if kept.blob is None else store.commit_object_with_segments
-    try:
-        done = await commit(parts.pool, request.place, content, request.origin, Condition())
-    except CallerError:
-        parts.blobs.discard(kept.blob)  # the database has said no: nothing refers to it
-        raise
-    objects.discard(parts.blobs, done)
+    content, done = await objects.commit_kept(parts, request, kept, decoder, metadata, tags)
     return _answer(
         post, content.etag, {**headers.checksum_headers(decoder.checksums), **headers.version_header(done.version_id)}
     )
-
-
-def _tags(document: bytes) -> dict[str, str]:
-    sets = list(xml.read(document, "Tagging"))
-    if [xml.local(each) for each in sets] != ["TagSet"]:
-        raise xml.malformed("Tagging holds one TagSet and nothing else")
-    pairs = []
-    for tag in sets[0]:
-        texts = xml.child_texts(tag, frozenset({"Key", "Value"}))
-        if xml.local(tag) != "Tag" or texts.keys() != {"Key", "Value"}:
-            raise xml.malformed("TagSet holds Tags with a Key and a Value")
-        pairs.append((texts["Key"], texts["Value"]))
-    return headers.checked_tags(pairs)
 
 
 def _answer(post: PostRequest, etag: str, more: Mapping[str, str]) -> Response:

@@ -19,8 +19,14 @@ async def get_object_tagging(parts: Parts, request: Request) -> Response:
 
 
 async def put_object_tagging(parts: Parts, request: Request) -> Response:
-    root = xml.read(await request.document(), "Tagging")
-    sets = list(root)
+    tags = read_tags(await request.document())
+    version = await tagging.replace_tags(parts.pool, request.place, version_id(request), tags)
+    return Response(200, headers.version_header(version.shown_id))
+
+
+def read_tags(document: bytes) -> dict[str, str]:
+    """The tags in a Tagging document."""
+    sets = list(xml.read(document, "Tagging"))
     if [xml.local(each) for each in sets] != ["TagSet"]:
         raise xml.malformed("Tagging holds one TagSet and nothing else")
     pairs = []
@@ -29,8 +35,7 @@ async def put_object_tagging(parts: Parts, request: Request) -> Response:
         if xml.local(each) != "Tag" or texts.keys() != {"Key", "Value"}:
             raise xml.malformed("TagSet holds Tags with a Key and a Value")
         pairs.append((texts["Key"], texts["Value"]))
-    version = await tagging.replace_tags(parts.pool, request.place, version_id(request), headers.checked_tags(pairs))
-    return Response(200, headers.version_header(version.shown_id))
+    return headers.checked_tags(pairs)
 
 
 async def delete_object_tagging(parts: Parts, request: Request) -> Response:

@@ -8,13 +8,14 @@ from tidings.access import checksums
 from tidings.api import copies, headers, numbers, xml
 from tidings.api.buckets import XML, iso
 from tidings.api.listing import MOST, bounded, encoder
-from tidings.api.objects import declared_size, discard
+from tidings.api.objects import declared_size, discard, discarding
 from tidings.api.parts import Parts
 from tidings.api.request import Request
 from tidings.api.response import Response
 from tidings.errors import CallerError
 from tidings.store import uploads
-from tidings.store.model import Content, Segment
+from tidings.store.blobs import Kept
+from tidings.store.model import Content, Done, Segment
 from tidings.store.uploads import Upload, Wanted
 
 _ETAG = re.compile(r"[0-9a-f]{32}")
@@ -72,38 +73,22 @@ async def upload_part(parts: Parts, request: Request) -> Response:
     declared_size(request.headers)
     upload = await uploads.find(parts.pool, request.place, upload_id)
     kept = await parts.blobs.keep(request.pieces(decoder), inline=-1)
-    assert kept.blob is not None
-    assert kept.commit_before is not None
     checksum = None if upload.algorithm is None else decoder.checksums.get(checksums.PREFIX + upload.algorithm.lower())
-    try:
+    async with discarding(parts.blobs, kept):
         if decoder.checksums and upload.algorithm is not None and checksum is None:
             sent = next(iter(decoder.checksums))
             message = f"Checksum Type mismatch occurred, expected checksum Type: {upload.algorithm.lower()}, actual: {sent}"
             raise CallerError("InvalidRequest", message)
-        wanted = Wanted(number, decoder.md5_hex, checksum)
-        segment = Segment(kept.blob, decoder.length)
-        done = await uploads.put_part(parts.pool, request.place, upload_id, wanted, segment, kept.commit_before)
-    except CallerError:
-        parts.blobs.discard(kept.blob)
-        raise
-    discard(parts.blobs, done)
+        await _put_part(parts, request, Wanted(number, decoder.md5_hex, checksum), kept, decoder.length)
     return Response(200, {"etag": f'"{decoder.md5_hex}"', **decoder.checksums})
 
 
 async def _upload_part_copy(parts: Parts, request: Request, number: int, upload_id: str) -> Response:
     upload = await uploads.find(parts.pool, request.place, upload_id)
     copied, kept, version = await copies.copied_part(parts, request, upload.algorithm)
-    assert kept.blob is not None
-    assert kept.commit_before is not None
     checksum = next(iter(copied.checksums.values()), None)
-    try:
-        wanted = Wanted(number, copied.etag, checksum)
-        segment = Segment(kept.blob, copied.size)
-        done = await uploads.put_part(parts.pool, request.place, upload_id, wanted, segment, kept.commit_before)
-    except CallerError:
-        parts.blobs.discard(kept.blob)
-        raise
-    discard(parts.blobs, done)
+    async with discarding(parts.blobs, kept):
+        done = await _put_part(parts, request, Wanted(number, copied.etag, checksum), kept, copied.size)
     assert done.modified_at is not None
     nodes: list[xml.Node] = [("LastModified", iso(done.modified_at)), ("ETag", f'"{copied.etag}"')]
     nodes += _sum_node(upload, checksum)
@@ -111,6 +96,15 @@ async def _upload_part_copy(parts: Parts, request: Request, number: int, upload_
     if version.shown_id is not None:
         answer["x-amz-copy-source-version-id"] = version.shown_id
     return Response(200, answer, xml.document("CopyPartResult", nodes))
+
+
+async def _put_part(parts: Parts, request: Request, wanted: Wanted, kept: Kept, size: int) -> Done:
+    assert kept.blob is not None
+    assert kept.commit_before is not None
+    upload_id, segment = request.target.query["uploadId"], Segment(kept.blob, size)
+    done = await uploads.put_part(parts.pool, request.place, upload_id, wanted, segment, kept.commit_before)
+    discard(parts.blobs, done)
+    return done
 
 
 def _sum_node(upload: Upload, checksum: str | None) -> list[xml.Node]:

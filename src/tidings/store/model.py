@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-NULL = "null"
-"""The version id of what was written while versioning was not enabled. A key has at most one such version."""
-
 EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 
 

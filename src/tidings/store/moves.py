@@ -14,7 +14,7 @@ from tidings.store import statements
 from tidings.store.buckets import no_such_bucket
 from tidings.store.deletes import remove_version
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
-from tidings.store.objects import ANYTHING, commit_under_lock, no_such_key
+from tidings.store.objects import ANYTHING, commit_under_lock, no_such_key, precondition_failed
 
 _OPERATION = "finish move"
 
@@ -52,7 +52,7 @@ async def finish_move_object(
             if version_id is None or delete_marker:
                 raise no_such_key(source.key)
             if source_condition.etags and etag not in source_condition.etags:
-                raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+                raise precondition_failed()
             blobs = None if segments is None else [Segment(*each) for each in segments]
             content = Content(size, etag, content_type, metadata, body, blobs, tags)
             done = await commit_under_lock(connection, there | statements.content(content), condition)

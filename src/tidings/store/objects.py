@@ -95,12 +95,12 @@ async def commit_under_lock(connection: Any, parameters: dict[str, Any], conditi
         await _require_bucket(connection, parameters)
         raise no_such_key(parameters["key"])
     if (condition.absent and etag is not None) or (condition.etags and etag not in condition.etags):
-        raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+        raise precondition_failed()
     row = await (await connection.execute(_COMMIT_UNDER_LOCK, {**parameters, "absent": condition.absent})).fetchone()
     if row is None:
         raise no_such_bucket(parameters["bucket"])
     if row[1] is None and condition.absent:
-        raise CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.")
+        raise precondition_failed()
     if row[1] is None:
         raise CallerError("RequestTimeout", "The object took too long to be committed after its bytes had come: send it again.")
     return _done(row)
@@ -116,6 +116,10 @@ def _done(row: tuple[Any, ...]) -> Done:
     shown = None if versioning == "unversioned" else version_id
     unused = [*statements.names_of(replaced), *statements.names_of(removed)]
     return Done(shown, modified_at=modified_at, unused=unused)
+
+
+def precondition_failed(**elements: str) -> CallerError:
+    return CallerError("PreconditionFailed", "At least one of the pre-conditions you specified did not hold.", **elements)
 
 
 def no_such_key(key: str) -> CallerError:

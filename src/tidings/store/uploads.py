@@ -6,17 +6,16 @@ never replaced, and one that comes too late finds no upload.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple
 
-from awscrt import checksums as crt
 from psycopg import errors as pg
 
+from tidings.access import checksums
 from tidings.db.pool import Pool, run, transaction
 from tidings.errors import CallerError
 from tidings.events import names
@@ -203,12 +202,12 @@ async def complete(
         chosen = _chosen(wanted, {part.number: part for part in parts})
         etag = hashlib.md5(b"".join([bytes.fromhex(part.etag) for part in chosen]), usedforsecurity=False).hexdigest()
         etag = f"{etag}-{len(chosen)}"
-        checksums = _checksums(upload, chosen)
+        found = checksums.of_parts(upload.algorithm, upload.whole, [(part.checksum, part.size) for part in chosen])
         content = Content(
             sum(part.size for part in chosen),
             etag,
             upload.content_type,
-            {**upload.metadata, **checksums},
+            {**upload.metadata, **found},
             segments=[Segment(part.blob, part.size) for part in chosen],
             tags=upload.tags,
         )
@@ -217,7 +216,7 @@ async def complete(
         await connection.execute("delete from uploads where id = %s", [upload_id])
     kept = {part.number for part in chosen}
     unused = [*done.unused, *(part.blob for part in parts if part.number not in kept)]
-    return Completed(Done(done.version_id, modified_at=done.modified_at, unused=unused), etag, checksums)
+    return Completed(Done(done.version_id, modified_at=done.modified_at, unused=unused), etag, found)
 
 
 def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:
@@ -250,34 +249,6 @@ def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:
 def _differ(given: str | None, known: str | None) -> bool:
     """A checksum counts where both sides have it: an upload without an algorithm keeps none of its parts' checksums."""
     return given is not None and known is not None and given != known
-
-
-_COMBINE: dict[str, Callable[[int, int, int], int]] = {
-    "CRC32": crt.combine_crc32,
-    "CRC32C": crt.combine_crc32c,
-    "CRC64NVME": crt.combine_crc64nvme,
-}
-_DIGEST: dict[str, Callable[[bytes], bytes]] = {
-    "CRC32": lambda data: crt.crc32(data).to_bytes(4, "big"),
-    "CRC32C": lambda data: crt.crc32c(data).to_bytes(4, "big"),
-    "SHA1": lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
-    "SHA256": lambda data: hashlib.sha256(data).digest(),
-}
-
-
-def _checksums(upload: Upload, parts: Sequence[Part]) -> dict[str, str]:
-    """The object's checksum from those of its parts: of the whole where the algorithm allows it, or of their checksums."""
-    if upload.algorithm is None or any(part.checksum is None for part in parts):
-        return {}
-    digests = [base64.b64decode(part.checksum or "") for part in parts]
-    header = f"x-amz-checksum-{upload.algorithm.lower()}"
-    if not upload.whole:
-        together = _DIGEST[upload.algorithm](b"".join(digests))
-        return {header: f"{base64.b64encode(together).decode()}-{len(parts)}"}
-    value = int.from_bytes(digests[0], "big")
-    for digest, part in zip(digests[1:], parts[1:], strict=True):
-        value = _COMBINE[upload.algorithm](value, int.from_bytes(digest, "big"), part.size)
-    return {header: base64.b64encode(value.to_bytes(len(digests[0]), "big")).decode()}
 
 
 async def expire(pool: Pool, older_than: datetime, most: int = 1000) -> list[str]:

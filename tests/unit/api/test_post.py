@@ -6,6 +6,7 @@ import pytest
 
 from signed_requests import Boto3, Posted, form_refusal, posted, serve_form
 from tidings.api import post
+from tidings.api.tagging import read_tags
 from tidings.errors import CallerError
 
 
@@ -127,8 +128,8 @@ def test_only_a_post_with_one_content_type_and_no_query_is_a_form() -> None:
 
 def test_tags_come_as_a_document() -> None:
     tag = b"<Tag><Key>a</Key><Value>b</Value></Tag>"
-    assert post._tags(b"<Tagging><TagSet>" + tag + b"</TagSet></Tagging>") == {"a": "b"}
+    assert read_tags(b"<Tagging><TagSet>" + tag + b"</TagSet></Tagging>") == {"a": "b"}
     empty = b"<Tagging><TagSet><Tag/></TagSet></Tagging>"
     for wrong in (b"a=b", b"<Tagging/>", b"<Tagging><Tag/></Tagging>", empty, b"<!DOCTYPE a><Tagging/>"):
         with pytest.raises(CallerError):
-            post._tags(wrong)
+            read_tags(wrong)
