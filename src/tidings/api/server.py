@@ -75,11 +75,12 @@ def _load(settings: Settings) -> ASGIApp:
 def _die_with_parent() -> None:
     """A worker whose parent was killed would go on serving, and share the port with whatever is started next.
 
-    Linux can prevent that. Elsewhere such a worker has to be stopped by hand.
+    Linux can prevent that. Elsewhere such a worker has to be stopped by hand. It is killed rather than told to stop: a
+    worker that is still starting may lose a SIGTERM, and whoever kills the server has chosen not to wait.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it died before we asked
         sys.exit(1)
