@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PORT   ?= 9000
 READY  := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo run test chaos bench check clean
@@ -16,7 +18,11 @@ $(READY): pyproject.toml constraints.txt
 	  || { echo "Tidings needs Python 3.11 or newer: install it, or name one with make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	@$(INSTALL) -e '.[dev,bench]'
 	@touch $@
 
 demo: $(READY) ## the whole path once, from an S3 call through Spark to Pub/Sub
@@ -31,7 +37,7 @@ test: $(READY) check ## all checks and tests
 chaos: $(READY) ## the long forms of the fault tests
 	@$(BIN)/pytest -m chaos -s
 
-bench: $(READY) ## measure, print a table, write bench/latest.json
+bench: $(BENCH_READY) ## measure, print a table, write bench/latest.json
 	@$(BIN)/python -m bench
 
 check: $(READY) ## ruff, mypy, import-linter

@@ -16,8 +16,8 @@ from typing import Any
 from google.cloud import pubsub_v1
 
 from bench.measure import Bar, CannotMeasure, Figure, Progress, cpu_seconds, said
-from bench.put import Signer, refusal
-from bench.stack import PREFIX, TOPIC, Stack, running
+from bench.requests import Signer, await_answer
+from bench.stack import PREFIX, TOPIC, Stack, bucket, running
 from tidings.local import topics
 
 NAMES = ("latency_p50", "latency_p99")
@@ -34,7 +34,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
     seconds = 10 if quick else 60
     with running(progress) as stack:
         topics.create(TOPIC.name)
-        stack.bucket(_BUCKET, eventing=True)
+        bucket(stack.ready, _BUCKET, eventing=True)
         arrivals = _Arrivals()
         subscriber = pubsub_v1.SubscriberClient()
         pull = subscriber.subscribe(topics.subscription_of(TOPIC), callback=arrivals.receive)
@@ -78,8 +78,7 @@ def _write(stack: Stack, folder: str, number: int) -> float:
             for index in range(writer, number, _WRITERS):
                 time.sleep(max(0.0, began + index / PER_SECOND - time.monotonic()))
                 connection.sendall(signer.put(_BUCKET, f"{PREFIX}{folder}/{index:06}.bin"))
-                if said_no := refusal(connection.recv(65536)):
-                    raise CannotMeasure(f"A PUT was refused: {said_no}")
+                await_answer(connection)
 
     with ThreadPoolExecutor(_WRITERS) as pool:
         list(pool.map(write, range(_WRITERS)))

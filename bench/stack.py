@@ -27,33 +27,35 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 90.0
 
 
+def bucket(ready: dict[str, Any], name: str, *, eventing: bool = False) -> None:
+    """A new bucket, which sends everything below PREFIX to TOPIC or has no configuration at all."""
+    import boto3  # a client, and not one that is measured
+
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=ready["s3"],
+        region_name=ready["region"],
+        aws_access_key_id=ready["access_key_id"],
+        aws_secret_access_key=ready["secret_access_key"],
+    )
+    s3.create_bucket(Bucket=name)
+    if eventing:
+        rule = {
+            "TopicArn": TOPIC.arn,
+            "Events": ["s3:ObjectCreated:*"],
+            "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": PREFIX}]}},
+        }
+        s3.put_bucket_notification_configuration(Bucket=name, NotificationConfiguration={"TopicConfigurations": [rule]})
+
+
 class Stack:
     """What the ready file of a running stack says, and what a figure needs to do with it."""
 
-    def __init__(self, ready: dict[str, Any]) -> None:
+    def __init__(self, ready: dict[str, Any], data: Path) -> None:
         self.ready = ready
+        self.data = data
         self.up: int = ready["pids"]["up"]
         self.database = psycopg.connect(ready["database"], autocommit=True)
-
-    def bucket(self, name: str, *, eventing: bool) -> None:
-        """A new bucket, which sends everything below PREFIX to TOPIC or has no configuration at all."""
-        import boto3  # a client, and not one that is measured
-
-        s3 = boto3.client(
-            "s3",
-            endpoint_url=self.ready["s3"],
-            region_name=self.ready["region"],
-            aws_access_key_id=self.ready["access_key_id"],
-            aws_secret_access_key=self.ready["secret_access_key"],
-        )
-        s3.create_bucket(Bucket=name)
-        if eventing:
-            rule = {
-                "TopicArn": TOPIC.arn,
-                "Events": ["s3:ObjectCreated:*"],
-                "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": PREFIX}]}},
-            }
-            s3.put_bucket_notification_configuration(Bucket=name, NotificationConfiguration={"TopicConfigurations": [rule]})
 
     def wait_until_delivered(self, seconds: float) -> None:
         """Until the stream and all lanes have passed every change that is there now: nothing is left to do but to poll."""
@@ -106,15 +108,15 @@ def running(progress: Progress) -> Iterator[Stack]:
     """Everything that `tidings up` starts, on free ports, its data in a temporary folder."""
     with TemporaryDirectory(prefix="tidings-bench-") as folder:
         progress("starting a stack")
-        ready, log = Path(folder) / "ready.json", Path(folder) / "up.log"
-        command = [sys.executable, "-m", "tidings", "up", "--data", str(Path(folder) / "data"), "--port", "0"]
+        data, ready, log = Path(folder) / "data", Path(folder) / "ready.json", Path(folder) / "up.log"
+        command = [sys.executable, "-m", "tidings", "up", "--data", str(data), "--port", "0"]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [*command, "--ready-file", str(ready)], stdout=out, stderr=out, preexec_fn=die_with_parent()
             )
         try:
             _wait(process, ready, log)
-            stack = Stack(json.loads(ready.read_text()))
+            stack = Stack(json.loads(ready.read_text()), data)
             os.environ["PUBSUB_EMULATOR_HOST"] = stack.ready["pubsub"]  # how Google's clients learn of it
             try:
                 yield stack

@@ -41,6 +41,12 @@ def crc32(data: bytes) -> str:
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
+WRONG_SUMS = {
+    f"x-amz-checksum-{name}": base64.b64encode(bytes(size)).decode()
+    for name, size in {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}.items()
+}
+
+
 def replace(name: str, old: str, new: str) -> Callable[[dict[str, str]], None]:
     def change(headers: dict[str, str]) -> None:
         assert old in headers[name]
@@ -59,6 +65,52 @@ def late(minutes: int) -> Callable[[Server], Signer]:
 
 def put(body: bytes, **how: object) -> Callable[[Server], Answer]:
     return lambda server: request(server, "PUT", "/bucket/key", body=body, **how)  # type: ignore[arg-type]
+
+
+BAD_KEYS = {
+    "..": "InvalidURI",
+    "../up": "InvalidURI",
+    "a/../b": "InvalidURI",
+    "a//b": "InvalidURI",
+    "a%00b": "InvalidArgument",
+    "a%0Ab": "InvalidArgument",
+    "%1B%5B2J": "InvalidArgument",
+    "%7F": "InvalidArgument",
+    "k" * 1025: "KeyTooLongError",
+    "%C3%BC" * 513: "KeyTooLongError",
+    "%FF": "InvalidURI",
+    "%ED%A0%80": "InvalidURI",  # a lone surrogate
+}
+"""As they stand in a path."""
+
+
+def put_key(key: str) -> Callable[[Server], Answer]:
+    return lambda server: request(server, "PUT", f"/bucket/{key}", body=SMALL)
+
+
+def copy_to(key: str) -> Callable[[Server], Answer]:
+    return lambda server: request(server, "PUT", f"/bucket/{key}", headers={"x-amz-copy-source": "/bucket/there"})
+
+
+def rename_to(key: str) -> Callable[[Server], Answer]:
+    headers = {"x-amz-rename-source": "there"}
+    return lambda server: request(server, "PUT", f"/bucket/{key}", "renameObject", headers=headers)
+
+
+def upload_to(key: str) -> Callable[[Server], Answer]:
+    return lambda server: request(server, "POST", f"/bucket/{key}", "uploads")
+
+
+def declared(length: int, body: bytes) -> Callable[[Server], Answer]:
+    """A body whose chunks, all signed, hold more or less than the request declares."""
+
+    def attempt(server: Server) -> Answer:
+        signer = Signer(server)
+        headers = {"content-encoding": "aws-chunked", "x-amz-decoded-content-length": str(length)}
+        fields = signer.headers("PUT", "/bucket/key", "", SIGNED_CHUNKS, headers)
+        return send(server, "PUT", "/bucket/key", fields, signer.chunked(body))
+
+    return attempt
 
 
 def chunked(spoil: Callable[[bytes], bytes], body: bytes = LARGE) -> Callable[[Server], Answer]:
@@ -138,15 +190,22 @@ ANSWERS: list[tuple[str, int, Callable[[Server], Answer]]] = [
     ),
     ("SignatureDoesNotMatch", 403, chunked(lambda body: body.replace(b"\x01\x02\x03", b"\x01\x02\x04"))),
     ("IncompleteBody", 400, chunked(lambda body: body[: len(body) // 2])),
+    ("IncompleteBody", 400, declared(len(LARGE) + 1, LARGE)),
+    ("IncompleteBody", 400, declared(len(LARGE) - 1, LARGE)),
+    ("IncompleteBody", 400, chunked(lambda body: body + b"more")),
+    *(("BadDigest", 400, put(LARGE, headers={name: wrong})) for name, wrong in WRONG_SUMS.items()),
+    ("BadDigest", 400, put(SMALL, headers={"x-amz-checksum-sha256": WRONG_SUMS["x-amz-checksum-sha256"]})),
     ("NoSuchBucket", 404, lambda server: request(server, "PUT", "/missing/key", body=SMALL)),
     ("NoSuchBucket", 404, lambda server: request(server, "PUT", "/missing/key", body=LARGE)),
     ("NoSuchKey", 404, get("/bucket/missing")),
     ("InvalidRange", 416, lambda server: request(server, "GET", "/bucket/there", headers={"range": f"bytes={len(LARGE)}-"})),
     ("InvalidBucketName", 400, lambda server: request(server, "PUT", "/No.Good")),
     ("InvalidBucketName", 400, lambda server: request(server, "PUT", "/192.168.1.1")),
-    ("KeyTooLongError", 400, lambda server: request(server, "PUT", "/bucket/" + "k" * 1025, body=SMALL)),
-    ("InvalidArgument", 400, lambda server: request(server, "PUT", "/bucket/a%00b", body=SMALL)),
-    ("InvalidURI", 400, lambda server: request(server, "PUT", "/bucket/%FF", body=SMALL)),
+    *((code, 400, put_key(key)) for key, code in BAD_KEYS.items()),
+    *((code, 400, copy_to(key)) for key, code in BAD_KEYS.items()),
+    *((code, 400, rename_to(key)) for key, code in BAD_KEYS.items()),
+    *((code, 400, upload_to(key)) for key, code in BAD_KEYS.items()),
+    *((code, 400, get(f"/bucket/{key}")) for key, code in BAD_KEYS.items()),
     ("InvalidURI", 400, lambda server: request(server, "PUT", "//key", body=SMALL)),
     ("MetadataTooLarge", 400, put(SMALL, headers={"x-amz-meta-a": "x" * 2048})),
     ("AccessDenied", 403, put(SMALL, headers={"x-amz-expected-bucket-owner": "somebody"})),
@@ -286,21 +345,13 @@ def test_the_answer_to_a_put_and_its_change_carry_the_same_request_id(server: Se
 
 
 def test_a_path_is_not_normalised_and_is_decoded_once(server: Server) -> None:
-    for path, key in [("/bucket/a/../b//c", "a/../b//c"), ("/bucket/%2525", "%25"), ("/bucket/%2E%2E", "..")]:
+    empty = hashlib.sha256(b"").hexdigest()
+    for path, key in [("/bucket/a/./b", "a/./b"), ("/bucket/%2525", "%25"), ("/bucket/%2E", "."), ("/bucket//a/", "/a/")]:
         canonical = path.replace("%2E", ".")
         fields = Signer(server).headers("PUT", canonical, "", hashlib.sha256(SMALL).hexdigest(), {})
         assert send(server, "PUT", path, fields, SMALL).status == 200
         assert server.query("select from heads where key = %s", key)
-        assert (
-            send(
-                server,
-                "DELETE",
-                path,
-                Signer(server).headers("DELETE", canonical, "", hashlib.sha256(b"").hexdigest(), {}),
-                b"",
-            ).status
-            == 204
-        )
+        assert send(server, "DELETE", path, Signer(server).headers("DELETE", canonical, "", empty, {}), b"").status == 204
 
 
 def test_who_waits_for_100_continue_with_a_lot_to_send_is_answered_first(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import signal
 import socket
 import time
@@ -90,3 +91,22 @@ def test_without_its_database_the_server_asks_to_be_called_again_and_recovers(ow
             assert "Traceback" not in server.log
     finally:
         own_postgres.stop()
+
+
+def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_nothing(database_url: str, tmp_path: Path) -> None:
+    """The kernel itself refuses the writes: no file of the server may grow beyond 1 MiB."""
+    with s3_server(database_url, tmp_path) as server:
+        assert request(server, "PUT", "/bucket").status == 200
+        small, large, larger = bytes(1000), bytes(800_000), bytes(3 << 20)
+        assert request(server, "PUT", "/bucket/key", body=large).status == 200
+        upload = request(server, "POST", "/bucket/parts", "uploads").body.split(b"<UploadId>")[1].split(b"<")[0].decode()
+        before = server.everything()
+        for child in psutil.Process(server.process.pid).children():
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        for path, query in [("/bucket/key", ""), ("/bucket/new", ""), ("/bucket/parts", f"partNumber=1&uploadId={upload}")]:
+            answer = request(server, "PUT", path, query, larger)
+            assert (answer.status, answer.error["Code"]) == (500, "InternalError")
+        assert server.everything() == before
+        assert "File too large" in server.log
+        assert request(server, "PUT", "/bucket/small", body=small).status == 200
+        assert request(server, "GET", "/bucket/key").body == large

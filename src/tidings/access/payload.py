@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tidings.access import checksums
+from tidings.access.digests import Beside
 from tidings.access.sigv4 import PayloadKind, SigningContext
 from tidings.errors import CallerError
 
@@ -58,7 +59,7 @@ class Payload:
         self._expected_md5 = _content_md5(headers)
         self._expected_received = _number(headers, "content-length")
         self._expected_length = _number(headers, "x-amz-decoded-content-length")
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5 = Beside(hashlib.md5(usedforsecurity=False))
         self._checksum = promise.algorithm.start() if promise else None
         self._received = 0
         self.length = 0
@@ -66,7 +67,7 @@ class Payload:
 
     @property
     def md5_hex(self) -> str:
-        return self._md5.hexdigest()
+        return self._md5.digest().hex()
 
     def feed(self, data: bytes) -> bytes:
         """The decoded bytes of the next piece of the body, however the body is cut."""

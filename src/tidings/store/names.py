@@ -12,6 +12,8 @@ _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# What XML 1.0 has no way to write, and what breaks lines and terminals.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
 
 
 def bucket_name(name: str) -> str:
@@ -29,7 +31,11 @@ def bucket_name(name: str) -> str:
 
 
 def object_key(raw: bytes) -> str:
-    """The key that these bytes spell. It is opaque: any text will do, `..` and `//` are nothing special in it."""
+    """The key that these bytes spell.
+
+    To the store it is opaque. What is refused is what others trip over who take keys for paths: a step up, an empty step,
+    and characters that no XML listing can carry (docs/adr/0007).
+    """
     if len(raw) > keys.MAX_BYTES:
         raise CallerError(
             "KeyTooLongError",
@@ -41,6 +47,10 @@ def object_key(raw: bytes) -> str:
         key = raw.decode()
     except UnicodeDecodeError:
         raise CallerError("InvalidURI", f"The key {raw[:100]!r} is not UTF-8.") from None
-    if "\0" in key:
-        raise CallerError("InvalidArgument", "The key has a NUL in it, which cannot be stored.", ArgumentName="key")
+    if found := _CONTROL.search(key):
+        message = f"The key {key[:100]!r} has the control character {found[0]!r} in it: leave it out or escape it."
+        raise CallerError("InvalidArgument", message, ArgumentName="key")
+    if "//" in key or ".." in key.split("/"):
+        message = f"The key {key[:100]!r} has {'an empty step (//)' if '//' in key else 'a step up (..)'} in it: leave it out."
+        raise CallerError("InvalidURI", message)
     return key

@@ -24,7 +24,7 @@ def with_field(client: Boto3, name: str, value: str) -> Posted:
     [
         ("up/${filename}", "a b.txt", "up/a b.txt"),
         ("up/${filename}", "../../etc/passwd", "up/passwd"),
-        ("up/${filename}", "..", "up/.."),
+        ("up/${filename}", "...", "up/..."),
         ("up/${filename}", "${filename}", "up/${filename}"),
         ("up/plain", "a.txt", "up/plain"),
     ],
@@ -34,12 +34,18 @@ def test_the_file_s_name_goes_into_the_key(client: Boto3, key: str, filename: st
     assert accepted.request.key == expected
 
 
+def test_a_file_s_name_cannot_climb(client: Boto3) -> None:
+    assert form_refusal(posted(client, "up/${filename}", filename="..")).code == "InvalidURI"
+
+
 def test_a_file_s_name_cannot_leave_what_the_policy_allows(client: Boto3) -> None:
     form = posted(client, "up/${filename}").changed(key=b"${filename}")
     assert form_refusal(form).code == "AccessDenied"
 
 
-@pytest.mark.parametrize(("key", "code"), [("k" * 1025, "KeyTooLongError"), ("a\0b", "InvalidArgument")])
+@pytest.mark.parametrize(
+    ("key", "code"), [("k" * 1025, "KeyTooLongError"), ("a\0b", "InvalidArgument"), ("a/../b", "InvalidURI")]
+)
 def test_a_key_that_cannot_be_is_refused(client: Boto3, key: str, code: str) -> None:
     assert form_refusal(posted(client, key)).code == code
 

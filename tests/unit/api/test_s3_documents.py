@@ -15,7 +15,9 @@ from tidings.api.request import target
 from tidings.errors import CallerError
 from tidings.store.listing import LAST, Entry
 
-KEYS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=256)
+KEYS = st.text(
+    st.characters(min_codepoint=32, exclude_characters="\x7f\ufffe\uffff", exclude_categories=["Cs"]), min_size=1, max_size=256
+).filter(lambda key: "//" not in key and ".." not in key.split("/"))
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -31,8 +33,8 @@ def test_a_key_in_a_path_is_read_as_it_was_meant(key: str) -> None:
 
 
 def test_dots_and_slashes_in_a_path_are_parts_of_the_key() -> None:
-    found = target(b"/bucket//a/../b//", b"prefix=a+b%2B&flag")
-    assert (found.bucket, found.key, found.query) == ("bucket", "/a/../b//", {"prefix": "a b+", "flag": ""})
+    found = target(b"/bucket//a/./b/", b"prefix=a+b%2B&flag")
+    assert (found.bucket, found.key, found.query) == ("bucket", "/a/./b/", {"prefix": "a b+", "flag": ""})
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ def test_dots_and_slashes_in_a_path_are_parts_of_the_key() -> None:
         (b"/bucket", b"prefix=%ff", "InvalidURI"),
         (b"/bucket", b"prefix=%00", "InvalidArgument"),
         (b"/bucket/%00", b"", "InvalidArgument"),
+        (b"/bucket/a/../b", b"", "InvalidURI"),
+        (b"/bucket/a//b", b"", "InvalidURI"),
         (b"/Bucket/key", b"", "InvalidBucketName"),
         (b"/bucket/" + b"a" * 1025, b"", "KeyTooLongError"),
     ],

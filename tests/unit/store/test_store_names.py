@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tidings.errors import CallerError
@@ -49,9 +49,18 @@ def test_a_name_that_s3_refuses_is_refused(name: str) -> None:
     assert caught.value.code == "InvalidBucketName"
 
 
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=256))
+TEXT = st.characters(min_codepoint=32, exclude_characters="/\x7f\ufffe\uffff", exclude_categories=["Cs"])
+
+
+@given(st.text(TEXT, min_size=1, max_size=256))
 def test_any_text_is_a_key(text: str) -> None:
+    assume(text != "..")
     assert object_key(text.encode()) == text
+
+
+@pytest.mark.parametrize("key", ["a..b", "...", "a/..b/c..", "./a", "/a", "a/", "a\x80b", "\U0001f389"])
+def test_what_only_looks_odd_is_a_key(key: str) -> None:
+    assert object_key(key.encode()) == key
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,18 @@ def test_any_text_is_a_key(text: str) -> None:
         (b"x" * 1025, "KeyTooLongError"),
         ("ü".encode() * 513, "KeyTooLongError"),
         (b"\xff", "InvalidURI"),
+        (b"\xed\xa0\x80", "InvalidURI"),  # a lone surrogate
         (b"a\0b", "InvalidArgument"),
+        (b"a\nb", "InvalidArgument"),
+        (b"\x1b[2J", "InvalidArgument"),
+        (b"a\x7f", "InvalidArgument"),
+        ("\uffff".encode(), "InvalidArgument"),
+        (b"..", "InvalidURI"),
+        (b"../a", "InvalidURI"),
+        (b"a/../b", "InvalidURI"),
+        (b"a/..", "InvalidURI"),
+        (b"a//b", "InvalidURI"),
+        (b"a//", "InvalidURI"),
     ],
 )
 def test_what_is_no_key_is_refused(raw: bytes, code: str) -> None:
