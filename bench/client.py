@@ -1,7 +1,7 @@
 """The client of the figures about small objects, a process of its own: one line of JSON in for each phase, one out.
 
-It keeps its connections open and every connection busy. Requests are signed before the clock starts; what is left to do
-for each is a send, a receive and a look at the answer, so the server is what is measured.
+It keeps every connection busy, and open as long as the server lets it. Requests are signed before the clock starts; what
+is left to do for each is a send, a receive and a look at the answer, so the server is what is measured.
 """
 
 from __future__ import annotations
@@ -16,57 +16,76 @@ from itertools import count
 from typing import Any, Literal
 
 from bench.measure import CannotMeasure
-from bench.requests import BODY, Refused, Signer, missing, receive
+from bench.requests import BODY, Refused, Signer, closes, missing, receive
 
 CONNECTIONS = 16
 _ANSWER_SECONDS = 30.0
+
+
+class _Line:
+    """One connection, opened again where the server has closed it, and the answer that comes on it."""
+
+    def __init__(self, signer: Signer, selector: selectors.BaseSelector) -> None:
+        self._signer = signer
+        self._selector = selector
+        self._connection: socket.socket | None = None
+        self._answer = bytearray()
+
+    def send(self, request: bytes) -> None:
+        if self._connection is None:
+            self._connection = self._signer.connect()
+            self._selector.register(self._connection, selectors.EVENT_READ, self)
+        self._connection.sendall(request)
+
+    def answered(self, expected: bytes) -> bool:
+        """Take in what has come; whether that was the end of the answer."""
+        assert self._connection is not None
+        self._answer += receive(self._connection)
+        answer = bytes(self._answer)
+        if missing(answer) != 0:
+            return False
+        if not answer.endswith(expected):
+            raise Refused("The body is not the one that was written.")
+        if closes(answer):
+            self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+        self._answer.clear()
+        return True
 
 
 class _Client:
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
         self._numbers = {"PUT": count(), "GET": count()}
-        self._answers = {signer.connect(): bytearray() for _ in range(CONNECTIONS)}
         self._selector = selectors.DefaultSelector()
-        for connection in self._answers:
-            self._selector.register(connection, selectors.EVENT_READ, connection)
+        self._lines = [_Line(signer, self._selector) for _ in range(CONNECTIONS)]
 
     def run(
         self, method: Literal["PUT", "GET"], bucket: str, prefix: str, keys: int, seconds: float, most: int
     ) -> dict[str, Any]:
         """As many requests as the server answers in `seconds`, `most` at most, over this many keys, one after the other."""
-        sign = self._signer.put if method == "PUT" else self._signer.get
+        sign, expected = (self._signer.put, b"") if method == "PUT" else (self._signer.get, BODY)
         names = (f"{prefix}{next(self._numbers[method]) % keys:09}.bin" for _ in range(most))
         requests = [sign(bucket, name) for name in names]
-        requests.reverse()
         cpu, began = time.process_time(), time.perf_counter()
         until, ended = began + seconds, began
-        for connection in self._answers:
-            connection.sendall(requests.pop())
-        under_way, done = len(self._answers), 0
+        for line in self._lines:
+            line.send(requests.pop())
+        under_way, done = len(self._lines), 0
         while under_way:
-            for connection in self._ready():
-                if not self._answered(connection, method):
+            for line in self._ready():
+                if not line.answered(expected):
                     continue
                 ended = time.perf_counter()
                 done += 1
                 if ended < until and requests:
-                    connection.sendall(requests.pop())
+                    line.send(requests.pop())
                 else:
                     under_way -= 1
         return {"done": done, "seconds": ended - began, "cpu": time.process_time() - cpu, "ran_out": not requests}
 
-    def _answered(self, connection: socket.socket, method: str) -> bool:
-        answer = self._answers[connection]
-        answer += receive(connection)
-        if missing(bytes(answer)) != 0:
-            return False
-        if method == "GET" and not answer.endswith(BODY):
-            raise Refused("The body is not the one that was written.")
-        answer.clear()
-        return True
-
-    def _ready(self) -> list[socket.socket]:
+    def _ready(self) -> list[_Line]:
         ready = self._selector.select(_ANSWER_SECONDS)
         if not ready:
             raise Refused(f"No answer for {_ANSWER_SECONDS:g} s.")

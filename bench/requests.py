@@ -69,7 +69,7 @@ def _hmac(key: bytes, text: str) -> bytes:
 
 
 class Refused(CannotMeasure):
-    """An answer that is no plain success on a connection that stays."""
+    """An answer that is no plain success."""
 
 
 def missing(answer: bytes) -> int | None:
@@ -78,11 +78,16 @@ def missing(answer: bytes) -> int | None:
     if end < 0:
         return None
     head = answer[: end + 2].lower()
-    if not head.startswith(b"http/1.1 200 ") or b"\r\nconnection: close\r\n" in head:
+    if not head.startswith(b"http/1.1 200 "):
         raise Refused(f"A request was refused: {answer[:300].decode(errors='replace')}")
     at = head.find(b"\r\ncontent-length:")
     length = 0 if at < 0 else int(head[at + 17 : head.index(b"\r\n", at + 17)])
     return end + 4 + length - len(answer)
+
+
+def closes(answer: bytes) -> bool:
+    """Whether the server ends the connection with this answer."""
+    return b"\r\nconnection: close\r\n" in answer[: answer.find(b"\r\n\r\n") + 2].lower()
 
 
 def receive(connection: socket.socket) -> bytes:

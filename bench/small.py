@@ -1,8 +1,8 @@
 """put_vs_moto and get_vs_moto: small objects, against the S3 server that people start in their tests.
 
-The same requests to both, in pairs: 1 KiB, signed beforehand, every connection kept open and busy. moto keeps everything in
-the memory of one process, checks no signature and appends no change. Tidings runs as `tidings up` starts it, with
-PostgreSQL, fsync and an idle stream.
+The same requests to both, in pairs: 1 KiB, signed beforehand, every connection busy, and kept open where the server keeps it
+(moto's closes each). moto holds everything in the memory of one process, checks no signature and appends no change.
+Tidings runs as `tidings up` starts it, with PostgreSQL, fsync and an idle stream.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 def _fill(ready: dict[str, Any]) -> None:
     """The objects that GET asks for."""
     signer = Signer.of(ready)
-    with signer.connect() as connection:
-        for number in range(_KEYS):
+    for number in range(_KEYS):
+        with signer.connect() as connection:
             connection.sendall(signer.put(_BUCKET, f"{_PREFIX}{number:09}.bin"))
             await_answer(connection)
 
