@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import secrets
@@ -27,6 +28,7 @@ INLINE = 4096
 PART = 5 * 1024 * 1024
 """What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
 _CHUNK = 256 * 1024
+_READ = 1024 * 1024
 _LOCAL_PART = 1024 * 1024
 _AT_ONCE = 512 * 1024
 """A body of this size is gathered and written in one go; what is larger streams."""
@@ -94,6 +96,8 @@ class Blobs:
 
     async def read(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes from `start` up to, not including, `end`. A missing blob raises FileNotFoundError here and now."""
+        if self._folder is not None:
+            return _read(await asyncio.to_thread(open, self._folder / name, "rb", 0), start, end)
         found = await obstore.get_async(self._store, name, options={"range": (start, end)})
         chunks: AsyncIterator[bytes] = aiter(found.stream(min_chunk_size=_CHUNK))
         return chunks
@@ -145,6 +149,17 @@ class Blobs:
                     path.unlink()
                     removed += 1
         return removed
+
+
+async def _read(file: io.FileIO, start: int, end: int) -> AsyncIterator[bytes]:
+    """obstore reads a file in pieces of 8 KiB, each on a thread: a tenth of the speed."""
+    with file:
+        while start < end:
+            piece = await asyncio.to_thread(os.pread, file.fileno(), min(end - start, _READ), start)
+            if not piece:
+                raise OSError(f"a blob ends at {start}, before {end}")
+            start += len(piece)
+            yield piece
 
 
 async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
