@@ -23,7 +23,7 @@ from tidings.settings import Settings
 from tidings.store import buckets
 from tidings.store.blobs import Blobs
 from tidings.store.emptying import empty
-from tidings.store.sweep import Swept
+from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
 
 T = TypeVar("T")
@@ -84,11 +84,14 @@ def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, pr
     return _with_store(settings, work)
 
 
-def sweep(settings: Settings, min_age_minutes: float, progress: Callable[[int], None]) -> Swept:
+def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Callable[[int], None]) -> Swept:
     upload_age, age = timedelta(days=settings.store.upload_days), timedelta(minutes=min_age_minutes)
-    return _with_store(
-        settings, lambda pool, blobs: sweep_store(pool, blobs, upload_age, age, lambda done: progress(done.seen))
-    )
+
+    async def work(pool: Pool, blobs: Blobs) -> Swept:
+        await claim(pool, blobs, adopt)
+        return await sweep_store(pool, blobs, upload_age, age, lambda done: progress(done.seen))
+
+    return _with_store(settings, work)
 
 
 def _public_id(settings: Settings, project: str) -> str:

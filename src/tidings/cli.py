@@ -265,12 +265,15 @@ def bucket_delete(
 @app.command()
 def sweep(
     min_age_minutes: Annotated[float, typer.Option(help="Leave younger blobs alone. Less than 60 is not safe.", min=0)] = 360,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="The blobs were another database's, and this one has taken its place.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove blobs that nothing refers to, and end multipart uploads that were abandoned. `serve` does it regularly."""
     from tidings import bootstrap
 
-    done = bootstrap.sweep(settings_module.load(), min_age_minutes, _counting("looked at"))
+    done = bootstrap.sweep(settings_module.load(), min_age_minutes, adopt, _counting("looked at"))
     words = f"{done.seen} blobs looked at, {done.removed} orphans and {done.expired_parts} parts of old uploads removed"
     _say(as_json, {"seen": done.seen, "removed": done.removed, "expired_parts": done.expired_parts}, words)
 

@@ -80,7 +80,7 @@ class Server:
         return self._connection.execute(sql.encode(), parameters).fetchall()
 
     def blobs(self) -> list[Path]:
-        return [path for path in (self.folder / "blobs").rglob("*") if path.is_file()]
+        return [path for path in (self.folder / "blobs").glob("*/*") if path.is_file()]
 
     def everything(self) -> tuple[Any, ...]:
         """What is stored, for a test that says that nothing has changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import re
 import socket
 import time
@@ -131,6 +132,17 @@ def trailer(checksum: str, body: bytes = LARGE) -> Callable[[Server], Answer]:
 
 def get(path: str, query: str = "") -> Callable[[Server], Answer]:
     return lambda server: request(server, "GET", path, query)
+
+
+def raw_query(server: Server) -> Answer:
+    """Signed as %C3%BC, sent as the bytes."""
+    fields = Signer(server).headers("GET", "/bucket", "list-type=2&prefix=%C3%BC", hashlib.sha256(b"").hexdigest(), {})
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"GET /bucket?list-type=2&prefix=\xc3\xbc HTTP/1.1\r\n" + head.encode() + b"\r\n")
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 PART = b"<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>"
@@ -278,6 +290,23 @@ ANSWERS: list[tuple[str, int, Callable[[Server], Answer]]] = [
         lambda server: request(server, "POST", "/no-such-bucket", "delete", b"<Delete>" + OBJECT + b"</Delete>"),
     ),
     ("InvalidArgument", 400, get("/bucket", "versions&version-id-marker=x")),
+    ("InvalidURI", 400, raw_query),
+    (
+        "InvalidRequest",
+        400,
+        lambda server: request(server, "GET", "/bucket/there", "partNumber=1", headers={"range": "bytes=0-1"}),
+    ),
+    ("InvalidArgument", 400, put(b"", headers={"x-amz-copy-source": "/bucket/there?versionId=%00"})),
+    (
+        "InvalidTag",
+        400,
+        put(
+            b"", headers={"x-amz-copy-source": "bucket%2Fthere", "x-amz-tagging-directive": "REPLACE", "x-amz-tagging": "a=%00"}
+        ),
+    ),
+    ("MalformedXML", 400, complete(b"<a/>" * 1_000_000)),
+    ("MalformedXML", 400, complete(b"<Part>" * 1000)),
+    ("MalformedXML", 400, lambda server: request(server, "PUT", "/bucket", "versioning", b"<a/>" * 60_000)),
     ("MethodNotAllowed", 405, lambda server: request(server, "PATCH", "/bucket/key")),
 ]
 

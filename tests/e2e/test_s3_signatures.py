@@ -65,7 +65,7 @@ def open_url(server: Server, method: str, url: str, body: bytes = b"", headers: 
 
 
 @pytest.mark.parametrize("virtual", [False, True])
-@pytest.mark.parametrize("key", ["plain", "a b/ü%+&=?~*", "-/healthy", "../up//here"])
+@pytest.mark.parametrize("key", ["plain", "a b/ü%+&=?~*", "-/healthy", "./up/..here/"])
 @pytest.mark.parametrize("body", [SMALL, LARGE])
 def test_an_object_lives_by_presigned_urls_alone(server: Server, key: str, body: bytes, virtual: bool) -> None:
     def at(method: str, operation: str, data: bytes = b"", **more: Any) -> Answer:

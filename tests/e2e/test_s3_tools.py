@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -10,7 +11,9 @@ import sys
 import threading
 import time
 import urllib.request
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import obstore
 import psutil
 import pytest
 import s3fs
+from botocore.exceptions import ClientError
 from obstore.store import S3Store
 from s3_server import REGION, Server, s3_server
 
@@ -216,6 +220,82 @@ def test_a_bucket_is_emptied_and_deleted_with_all_its_versions(server: Server) -
     assert "does not exist" in tidings("bucket", "empty", "full", "--project", "tests").stderr
 
 
+def sweep(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    settings = {"TIDINGS_DATABASE__URL": server.database_url, "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs"}
+    command = [str(Path(sys.executable).parent / "tidings"), "sweep", *arguments]
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_sweep_of_another_database_s_blobs_is_refused_until_they_are_adopted(postgres: Postgres, tmp_path: Path) -> None:
+    """Two databases on one folder: what the one does not know, the other may."""
+    with s3_server(fresh_database(postgres, "s3_first_owner"), tmp_path) as server:
+        s3 = server.client()
+        s3.create_bucket(Bucket="bucket")
+        s3.put_object(Bucket="bucket", Key="live", Body=bytes(6000))
+        old = time.time() - 7 * 3600
+        for path in server.blobs():
+            os.utime(path, (old, old))
+        assert sweep(server).returncode == 0
+        other = replace(server, database_url=fresh_database(postgres, "s3_second_owner"))
+        refused = sweep(other)
+        assert (refused.returncode, "belong to another database" in refused.stderr, "--adopt" in refused.stderr) == (
+            2,
+            True,
+            True,
+        )
+        assert s3.get_object(Bucket="bucket", Key="live")["Body"].read() == bytes(6000)
+        assert "1 orphans" in sweep(other, "--adopt").stdout
+        assert sweep(server).returncode == 2
+
+
+def test_what_an_upload_promises_about_its_object_is_checked(server: Server) -> None:
+    s3 = server.client()
+    s3.create_bucket(Bucket="promised")
+    place = {"Bucket": "promised", "Key": "key"}
+    body = os.urandom(5 << 20) + b"rest"
+    crc = base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+
+    def begun(**how: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        upload = {**place, "UploadId": s3.create_multipart_upload(**place, **how)["UploadId"]}
+        parts = []
+        for number, piece in enumerate((body[: 5 << 20], body[5 << 20 :]), 1):
+            done = s3.upload_part(**upload, PartNumber=number, Body=piece, ChecksumAlgorithm="CRC32")
+            parts.append({"PartNumber": number, "ETag": done["ETag"]})
+        return upload, parts
+
+    upload, parts = begun(ChecksumAlgorithm="CRC32", ChecksumType="FULL_OBJECT")
+    for wrong in (
+        {"ChecksumCRC32": "AAAAAA=="},
+        {"MpuObjectSize": 999},
+        {"ChecksumType": "COMPOSITE"},
+        {"ChecksumSHA1": "A" * 28},
+    ):
+        with pytest.raises(ClientError) as caught:
+            s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **wrong)
+        assert caught.value.response["Error"]["Code"] in ("BadDigest", "InvalidRequest")
+    right = {"ChecksumCRC32": crc, "ChecksumType": "FULL_OBJECT", "MpuObjectSize": len(body)}
+    done = s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **right)
+    assert done["ChecksumCRC32"] == crc
+    again = s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **right)  # the answer was lost
+    assert (again["ETag"], again["ChecksumCRC32"]) == (done["ETag"], crc)
+    assert len(events(server, "promised")) == 1
+    s3.put_object(**place, Body=b"other")
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    upload, parts = begun(ChecksumAlgorithm="crc32", ChecksumType="FULL_OBJECT")
+    assert s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})["ChecksumCRC32"] == crc
+
+
+def test_a_thousand_long_keys_are_deleted_at_once(server: Server) -> None:
+    s3 = server.client()
+    s3.create_bucket(Bucket="thousand")
+    names = [f"{number:04}/" + "ü&" * 300 for number in range(1000)]
+    s3.put_object(Bucket="thousand", Key=names[500], Body=b"x")
+    done = s3.delete_objects(Bucket="thousand", Delete={"Objects": [{"Key": name} for name in names]})
+    assert len(done["Deleted"]) == 1000
+    assert [each[1] for each in events(server, "thousand")] == ["ObjectCreated:Put", "ObjectRemoved:Delete"]
+
+
 def test_a_sweep_removes_orphans_and_nothing_else(server: Server) -> None:
     s3 = server.client()
     s3.create_bucket(Bucket="swept")
@@ -225,13 +305,16 @@ def test_a_sweep_removes_orphans_and_nothing_else(server: Server) -> None:
     s3.upload_part(Bucket="swept", Key="going", UploadId=upload, PartNumber=1, Body=body)
     orphan = server.folder / "blobs" / "ab" / ("ab" + "0" * 30)
     orphan.write_bytes(b"left by a crash")
+    strangers = [server.folder / "blobs" / name for name in ("README", "base/1234", "ab/0123", "ab/notes#1", "ab/cd/ef")]
+    for path in strangers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"not ours")
     young = server.folder / "blobs" / "cd" / ("cd" + "0" * 30)
     young.write_bytes(b"of an upload under way")
     old = time.time() - 7 * 3600
-    for path in server.blobs():
-        if path != young:
-            os.utime(path, (old, old))
-    before = set(server.blobs()) - {young}
+    before = set(server.blobs()) - {young, *strangers}
+    for path in (*before, *strangers):
+        os.utime(path, (old, old))
     live = {
         server.folder / "blobs" / row[0]
         for row in server.query(
@@ -240,21 +323,12 @@ def test_a_sweep_removes_orphans_and_nothing_else(server: Server) -> None:
         )
     }
     assert orphan in before - live  # and what replaced objects have left for slow readers
-    settings = {"TIDINGS_DATABASE__URL": server.database_url, "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs"}
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "tidings"), "sweep", "--json"],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = sweep(server, "--json")
     assert json.loads(done.stdout) == {"seen": len(before), "removed": len(before - live), "expired_parts": 0}
-    assert set(server.blobs()) == live | {young}
+    assert set(server.blobs()) - {*strangers} == live | {young}
+    assert all(path.exists() for path in strangers)
     young.unlink()
     server.query("update uploads set created_at = now() - interval '8 days' where id = %s returning 1", upload)
-    subprocess.run(
-        [str(Path(sys.executable).parent / "tidings"), "sweep"], env={**os.environ, **settings}, check=True, timeout=120
-    )
+    assert sweep(server).returncode == 0
     assert s3.list_multipart_uploads(Bucket="swept").get("Uploads") is None
     assert s3.get_object(Bucket="swept", Key="live")["Body"].read() == body

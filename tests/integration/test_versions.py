@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -12,8 +13,8 @@ import pytest
 from tidings.access.projects import create_project
 from tidings.db.pool import make_pool
 from tidings.errors import CallerError
-from tidings.store import buckets, deletes, moves, objects
-from tidings.store.model import Content, Done, Origin, Place
+from tidings.store import buckets, deletes, moves, objects, uploads
+from tidings.store.model import Condition, Content, Done, Origin, Place
 
 ORIGIN = Origin("AKIAEXAMPLE", "192.0.2.1", "0123456789ABCDEF")
 KEY = "key"
@@ -24,10 +25,11 @@ class Store:
 
     def __init__(self, url: str, sql: psycopg.Connection, runner: asyncio.Runner) -> None:
         self.sql = sql
+        self.url = url
         self.project = create_project(sql, "one")
         self._runner = runner
         self._seen = 0
-        self.pool = make_pool(url, 4)
+        self.pool = make_pool(url, 6)
         self.run(self.pool.open(wait=True))
         self.run(buckets.create(self.pool, self.project, "bucket"))
 
@@ -220,6 +222,73 @@ def test_all_versions_go_each_with_its_change(store: Store) -> None:
         *((DELETE, each) for each in ids),
     ]
     assert store.versions() == []
+
+
+@pytest.mark.parametrize("way", ["delete_objects", "move", "conditional put"])
+def test_two_first_writers_of_a_key_leave_one_null_version(store: Store, way: str) -> None:
+    """Both find no head to lock, and wait for a third; meanwhile the bucket goes from suspended to enabled.
+
+    What the second looks for behind the head is as old as its statement: it must not go by that.
+    """
+    content = Content(1, "etag", "text/plain", {}, b"x")
+
+    async def second(place: Place) -> None:
+        if way == "delete_objects":
+            await deletes.delete_objects(store.pool, store.project, "bucket", [(place.key, None)], ORIGIN)
+        elif way == "move":
+            await moves.finish_move_object(store.pool, store.place(f"from {place.key}"), place, ORIGIN)
+        else:
+            with contextlib.suppress(CallerError):
+                await objects.commit_inline_object(store.pool, place, content, ORIGIN, Condition(absent=True))
+
+    async def race(number: int) -> None:
+        place = store.place(f"{number}")
+        await buckets.put_versioning(store.pool, store.project, "bucket", "suspended")
+        await objects.commit_inline_object(store.pool, store.place(f"from {number}"), content, ORIGIN)
+        async with await psycopg.AsyncConnection.connect(store.url) as first:
+            marker = deletes._parameters(place, "delete last committed", ORIGIN)
+            await deletes._delete_last_under_lock(first, marker)
+            waiting = [asyncio.create_task(second(place))]
+            await asyncio.sleep(0.02)
+            await buckets.put_versioning(store.pool, store.project, "bucket", "enabled")
+            for _ in range(2):
+                waiting.append(asyncio.create_task(objects.commit_inline_object(store.pool, place, content, ORIGIN)))
+                await asyncio.sleep(0.02)
+            await first.commit()
+        await asyncio.gather(*waiting)
+        await objects.commit_inline_object(store.pool, place, content, ORIGIN)
+
+    async def races() -> None:
+        for number in range(12):
+            await race(number)
+
+    store.run(races())
+    twice = "select key from (select key, version_id from heads union all select key, version_id from versions) v"
+    assert store.sql.execute(f"{twice} where version_id = 'null' group by key having count(*) > 1".encode()).fetchall() == []
+
+
+def test_a_bucket_that_is_deleted_meanwhile_does_not_exist(store: Store) -> None:
+    """Between finding the bucket and writing a row for it."""
+    store.state("enabled")
+    content = Content(1, "etag", "text/plain", {}, b"x")
+
+    async def race(write: Callable[[Place], Awaitable[Any]]) -> None:
+        async with await psycopg.AsyncConnection.connect(store.url) as deleting:
+            await deleting.execute("delete from bucket_metainfos")
+            waiting = asyncio.ensure_future(write(store.place()))
+            await asyncio.sleep(0.05)
+            await deleting.commit()
+        with pytest.raises(CallerError) as caught:
+            await waiting
+        assert caught.value.code == "NoSuchBucket"
+        await buckets.create(store.pool, store.project, "bucket")
+        await buckets.put_versioning(store.pool, store.project, "bucket", "enabled")
+
+    pool = store.pool
+    store.run(race(lambda place: objects.commit_inline_object(pool, place, content, ORIGIN)))
+    store.run(race(lambda place: deletes.delete_object_last_committed(pool, place, ORIGIN)))
+    store.run(race(lambda place: deletes.delete_objects(pool, place.project, place.bucket, [(KEY, None)], ORIGIN)))
+    store.run(race(lambda place: uploads.create(pool, place, content, None, False)))
 
 
 def test_at_most_one_null_version_however_states_and_writers_race(store: Store) -> None:

@@ -47,14 +47,23 @@ def _moment(headers: Mapping[str, str], name: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def byte_range(headers: Mapping[str, str], size: int) -> tuple[int, int] | None:
+def _still(headers: Mapping[str, str], version: Version) -> bool:
+    """Whether the version is the one that If-Range means; a weak entity tag means none."""
+    if (meant := headers.get("if-range")) is None:
+        return True
+    if (moment := _moment(headers, "if-range")) is not None:
+        return version.modified_at.replace(microsecond=0) == moment
+    return meant.strip() == f'"{version.etag}"'
+
+
+def byte_range(headers: Mapping[str, str], version: Version) -> tuple[int, int] | None:
     """(start, end) of the bytes wanted, `end` not included; None for all of them.
 
-    What is not one range of bytes is ignored, as S3 does and RFC 9110 allows.
+    What is not one range of bytes is ignored, as S3 does and RFC 9110 allows; so is a range of what If-Range says it is not.
     """
-    value = headers.get("range")
+    value, size = headers.get("range"), version.size
     match = _RANGE.fullmatch(value) if value is not None else None
-    if match is None or not (match[1] or match[2]):
+    if match is None or not (match[1] or match[2]) or not _still(headers, version):
         return None
     if match[1]:
         start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size

@@ -60,14 +60,13 @@ class Copied:
 def source(request: Request) -> tuple[Place, str | None]:
     """The place and the version that x-amz-copy-source names: [/]BUCKET/KEY[?versionId=ID], percent-encoded."""
     path, _, query = request.headers[SOURCE].partition("?")
-    bucket, _, key = path.removeprefix("/").partition("/")
+    bucket, _, key = unquote_to_bytes(path).removeprefix(b"/").partition(b"/")  # some clients encode this slash too
     found = parse_qs(query, keep_blank_values=True)
     if not bucket or not key or found.keys() - {"versionId"}:
         message = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
         raise CallerError("InvalidArgument", message, ArgumentName=SOURCE)
-    names.bucket_name(bucket)
-    place = Place(request.project, bucket, names.object_key(unquote_to_bytes(key)))
-    return place, found.get("versionId", [None])[0]
+    name = names.bucket_name(bucket.decode("latin-1"))
+    return Place(request.project, name, names.object_key(key)), headers.version_id(found.get("versionId", [None])[0])
 
 
 async def _opened(
@@ -135,13 +134,13 @@ async def copy_object(parts: Parts, request: Request) -> Response:
     if version.size > MAX_SIZE:
         message = f"The specified copy source is larger than the maximum allowable size for a copy source: {MAX_SIZE}"
         raise CallerError("InvalidRequest", message)
+    own = headers.metadata(request.raw_headers) if replace else _without_checksums(version.metadata)
+    tags = headers.tags(request.headers) if retag else version.tags
     copied = Copied(request.headers.get("x-amz-checksum-algorithm"))
     kept = await parts.blobs.keep(copied.through(pieces))
-    own = headers.metadata(request.raw_headers) if replace else _without_checksums(version.metadata)
     # The bytes are the same, so a checksum over all of them still holds.
     sums = copied.checksums or {k: v for k, v in version.metadata.items() if k.startswith(checksums.PREFIX) and "-" not in v}
     content_type = (request.headers.get("content-type") or headers.DEFAULT_TYPE) if replace else version.content_type
-    tags = headers.tags(request.headers) if retag else version.tags
     content = kept_content(kept, copied.size, copied.etag, content_type, {**own, **sums}, tags)
     named = f"{place.bucket}/{quote(place.key, safe='/')}" + (f"?versionId={version_id}" if version_id else "")
     async with discarding(parts.blobs, kept):
@@ -174,6 +173,9 @@ async def copied_part(parts: Parts, request: Request, algorithm: str | None) -> 
             raise CallerError("InvalidArgument", f"{message} zero-based offsets of the first and last bytes to copy")
         wanted = (int(match[1]), int(match[2]) + 1)
     version, pieces = await _opened(parts, place, version_id, request.headers, wanted)
+    if (wanted[1] - wanted[0] if wanted else version.size) > MAX_SIZE:
+        message = f"The specified copy source is larger than the maximum allowable size for a copy source: {MAX_SIZE}"
+        raise CallerError("InvalidRequest", message)
     copied = Copied(algorithm)
     kept = await parts.blobs.keep(copied.through(pieces), inline=-1)
     return copied, kept, version

@@ -104,5 +104,14 @@ def overridden(query: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def version_id(value: str | None) -> str | None:
+    """The version that a query names, if it does."""
+    if value is not None and (not value or len(value) > 200 or "\0" in value):
+        raise CallerError(
+            "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=value[:200]
+        )
+    return value
+
+
 def version_header(version_id: str | None) -> dict[str, str]:
     return {} if version_id is None else {"x-amz-version-id": version_id}

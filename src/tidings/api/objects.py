@@ -119,12 +119,7 @@ async def head_object(parts: Parts, request: Request) -> Response:
 
 def version_id(request: Request) -> str | None:
     """The version that the query names."""
-    value = request.target.query.get("versionId")
-    if value is not None and (not value or len(value) > 200):
-        raise CallerError(
-            "InvalidArgument", "Invalid version id specified", ArgumentName="versionId", ArgumentValue=value[:200]
-        )
-    return value
+    return headers.version_id(request.target.query.get("versionId"))
 
 
 def visible(request: Request, version: Version) -> Version:
@@ -186,7 +181,7 @@ def _described(request: Request, version: Version) -> tuple[Response, int, int]:
     if version.tags:
         answer["x-amz-tagging-count"] = str(len(version.tags))
     answer |= headers.overridden(request.target.query)
-    wanted = _part(request, version, answer) or conditions.byte_range(request.headers, version.size)
+    wanted = _part(request, version, answer) or conditions.byte_range(request.headers, version)
     start, end = wanted or (0, version.size)
     answer["content-length"] = str(end - start)
     if wanted is not None:
@@ -200,6 +195,8 @@ def _part(request: Request, version: Version, answer: dict[str, str]) -> tuple[i
     """The bytes of the part that the query asks for, if it does."""
     if "partNumber" not in request.target.query:
         return None
+    if "range" in request.headers:
+        raise CallerError("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
     number = numbers.between(request.target.query, "partNumber", 1, uploads.MAX_PARTS, 1)
     sizes = [segment.size for segment in version.segments] or [version.size]
     if number > len(sizes):
@@ -222,7 +219,7 @@ async def delete_object(parts: Parts, request: Request) -> Response:
 
 
 async def delete_objects(parts: Parts, request: Request) -> Response:
-    wanted, quiet = _listed(await request.document())
+    wanted, quiet = _listed(await request.document(MAX_DELETED * 4096))
     done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
     for each in done:
         discard(parts.blobs, each)
@@ -234,7 +231,7 @@ def _listed(body: bytes) -> tuple[list[tuple[str, str | None]], bool]:
     """The keys and versions that a Delete document names, and whether it wants to hear of errors only."""
     wanted: list[tuple[str, str | None]] = []
     quiet = False
-    for child in xml.read(body, "Delete"):
+    for child in xml.read(body, "Delete", MAX_DELETED * 4 + 2):
         if xml.local(child) == "Quiet":
             quiet = (child.text or "").strip() == "true"
         elif xml.local(child) == "Object":

@@ -31,7 +31,7 @@ _EVERYWHERE = frozenset(
         "x-amz-user-agent",
     }
 )
-_READ = frozenset({"x-amz-checksum-mode", *_CONDITIONS}) - {"if-range"}
+_READ = frozenset({"x-amz-checksum-mode", *_CONDITIONS})
 _OVERRIDES = frozenset(headers.OVERRIDES)
 _SOURCE_CONDITIONS = ("match", "none-match", "modified-since", "unmodified-since")
 _ONLY_VALUE = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}

@@ -77,10 +77,11 @@ class Request:
                 yield data
         decoder.finish()
 
-    async def document(self, most: int = MAX_DOCUMENT) -> bytes:
-        """The whole body, for a request that carries an XML document."""
+    async def document(self, most: int = MAX_DOCUMENT, unchecked: frozenset[str] = frozenset()) -> bytes:
+        """The whole body, for a request that carries an XML document. `unchecked` headers are not about the document."""
         body = bytearray()
-        async for piece in self.pieces(self.decoder()):
+        about = {name: value for name, value in self.headers.items() if name not in unchecked}
+        async for piece in self.pieces(payload.decoder_for(self.signing, about)):
             body += piece
             if len(body) > most:
                 message = f"The document is longer than {most} bytes."
@@ -99,6 +100,8 @@ def target(
 
     Both are decoded as the signature's canonical form has them. `spent` are the parameters that belonged to the signature.
     """
+    if not raw_query.isascii():  # as a signature's canonical form it could be read in two ways
+        raise CallerError("InvalidURI", "The query has bytes in it that are not ASCII: percent-encode them.")
     in_host = hosts.bucket(host, domains)
     bucket, _, key = raw_path.removeprefix(b"/").partition(b"/") if in_host is None else (b"", b"", raw_path[1:])
     try:

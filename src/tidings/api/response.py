@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.api.body import Receive
+from tidings.api.body import STALL_SECONDS, Receive
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -39,8 +39,11 @@ async def _stream(body: AsyncIterator[bytes], receive: Receive, send: Send) -> N
         async for chunk in body:
             if gone.done():
                 return
-            await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
+            async with asyncio.timeout(STALL_SECONDS):
+                await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+    except TimeoutError:
+        return  # who takes nothing for so long is not waited for; the connection ends in the middle of the body
     finally:
         gone.cancel()
 

@@ -16,7 +16,7 @@ from tidings.errors import CallerError
 from tidings.store import uploads
 from tidings.store.blobs import Kept
 from tidings.store.model import Content, Done, Segment
-from tidings.store.uploads import Upload, Wanted
+from tidings.store.uploads import Promise, Upload, Wanted
 
 _ETAG = re.compile(r"[0-9a-f]{32}")
 _WHOLE_BY_DEFAULT = frozenset({"CRC64NVME"})
@@ -25,7 +25,7 @@ _SUM_NAMES = {f"Checksum{algorithm.name}": algorithm.name for algorithm in check
 
 
 async def create_multipart_upload(parts: Parts, request: Request) -> Response:
-    algorithm = request.headers.get("x-amz-checksum-algorithm")
+    algorithm = request.headers["x-amz-checksum-algorithm"].upper() if "x-amz-checksum-algorithm" in request.headers else None
     if algorithm is not None and checksums.PREFIX + algorithm.lower() not in checksums.BY_HEADER:
         raise CallerError("InvalidRequest", f"Checksum algorithm provided is unsupported: {algorithm[:100]!r}.")
     whole = _is_whole(algorithm, request.headers.get("x-amz-checksum-type"))
@@ -185,10 +185,15 @@ async def abort_multipart_upload(parts: Parts, request: Request) -> Response:
 
 
 async def complete_multipart_upload(parts: Parts, request: Request) -> Response:
-    wanted = _wanted(await request.document(uploads.MAX_PARTS * 512))
+    wanted = _wanted(await request.document(uploads.MAX_PARTS * 512, unchecked=frozenset(checksums.BY_HEADER)))
     upload_id = request.target.query["uploadId"]
     condition = headers.write_condition(request.headers)
-    completed = await uploads.complete(parts.pool, request.place, upload_id, wanted, request.origin, condition)
+    promise = Promise(
+        {name: request.headers[name] for name in checksums.BY_HEADER if name in request.headers},
+        request.headers.get("x-amz-mp-object-size"),
+        request.headers.get("x-amz-checksum-type"),
+    )
+    completed = await uploads.complete(parts.pool, request.place, upload_id, wanted, request.origin, condition, promise)
     discard(parts.blobs, completed.done)
     nodes: list[xml.Node] = [
         ("Location", f"/{request.bucket}/{request.key}"),
@@ -205,7 +210,7 @@ async def complete_multipart_upload(parts: Parts, request: Request) -> Response:
 
 def _wanted(body: bytes) -> list[Wanted]:
     found: list[Wanted] = []
-    for child in xml.read(body, "CompleteMultipartUpload"):
+    for child in xml.read(body, "CompleteMultipartUpload", uploads.MAX_PARTS * 8 + 1):
         if xml.local(child) != "Part":
             raise xml.malformed(f"CompleteMultipartUpload has {xml.local(child)[:100]!r} in it, which it cannot have")
         texts = xml.child_texts(child, frozenset({"PartNumber", "ETag", *_SUM_NAMES}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from xml.etree.ElementTree import Element, ParseError
+from xml.etree.ElementTree import Element, ParseError, TreeBuilder
 from xml.sax.saxutils import escape
 
 from defusedxml import DefusedXmlException
@@ -14,8 +14,10 @@ from tidings.errors import CallerError
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
-# S3 writes control characters as references. A parser of XML 1.0 may refuse some, but none of them gets lost.
+MAX_ELEMENTS = 1000
+_MAX_DEPTH = 16
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffe\uffff]")
+_WRITABLE = re.compile(r"[\t\n\r\x7f-\x9f]")
 
 Node = tuple[str, "str | Iterable[Node]"]
 """(name, text or children)"""
@@ -33,13 +35,40 @@ def _inner(content: str | Iterable[Node]) -> str:
 
 
 def text(value: str) -> str:
-    return _CONTROL.sub(lambda found: f"&#x{ord(found[0]):X};", escape(value, {'"': "&quot;"}))
+    """A value in a document. What XML 1.0 has no way to write becomes the replacement character."""
+    return _CONTROL.sub(_reference, escape(value, {'"': "&quot;"}))
 
 
-def read(body: bytes, root: str) -> Element:
-    """The document's root element, if it has this name."""
+def _reference(found: re.Match[str]) -> str:
+    return f"&#x{ord(found[0]):X};" if _WRITABLE.match(found[0]) else "\ufffd"
+
+
+class _Bounded(TreeBuilder):
+    """A tree of so many elements at most: a small body can hold a million, and building them would hold up everybody."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._left = most
+        self._depth = 0
+
+    def start(self, tag: str, attributes: dict[str, str], /) -> Element:
+        self._left -= 1
+        self._depth += 1
+        if self._left < 0 or self._depth > _MAX_DEPTH:
+            raise malformed("it has too many elements, or they lie too deep")
+        return super().start(tag, attributes)
+
+    def end(self, tag: str, /) -> Element:
+        self._depth -= 1
+        return super().end(tag)
+
+
+def read(body: bytes, root: str, most: int = MAX_ELEMENTS) -> Element:
+    """The document's root element, if it has this name, and at most so many elements are in it."""
+    parser = SafeElementTree.XMLParser(target=_Bounded(most), forbid_dtd=True)
     try:
-        element: Element = SafeElementTree.fromstring(body, forbid_dtd=True)
+        parser.feed(body)
+        element: Element = parser.close()
     except (ParseError, DefusedXmlException, ValueError, LookupError):
         raise malformed("it is not well-formed, or has a DOCTYPE") from None
     if local(element) != root:

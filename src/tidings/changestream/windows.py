@@ -9,11 +9,9 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
+from tidings.db.timeline import TOKEN  # a position made elsewhere means nothing here
 from tidings.errors import ForeignPosition
 from tidings.events.positions import START, Position
-
-TOKEN = "(select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
-"""SQL: this database and timeline. A position made elsewhere means nothing here."""
 
 _COLUMNS = "id, snapshot::text, pg_snapshot_xmax(snapshot)::text, array(select pg_snapshot_xip(snapshot)::text), lo, hi, n"
 

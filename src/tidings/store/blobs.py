@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -32,9 +33,16 @@ _READ = 1024 * 1024
 _LOCAL_PART = 1024 * 1024
 _AT_ONCE = 512 * 1024
 """A body of this size is gathered and written in one go; what is larger streams."""
-_LISTED = 10_000
+_LISTED = 50_000
 COMMIT_TIME = timedelta(minutes=15)
-"""How long a blob may wait for its row. After that nothing may refer to it any more, and a sweep may remove it."""
+"""How long a blob may wait for its row. After that nothing may refer to it any more."""
+SWEEP_AGE = timedelta(hours=6)
+"""Blobs older than this may be swept. Far beyond the time that they have to get their row: the clocks need not agree."""
+_MARGIN = timedelta(hours=1)
+_BLOB = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{30}")
+_HALF_WRITTEN = re.compile(_BLOB.pattern + r"#[0-9]+")
+_OWNER = "tidings-owner"
+"""The object that says whose blobs these are."""
 _CLOSE_SECONDS = 5.0
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 
@@ -82,6 +90,7 @@ class Blobs:
         return await self._write(_chain(bytes(start), pieces))
 
     async def _write(self, data: bytes | AsyncIterator[bytes]) -> Kept:
+        began = datetime.now(UTC)
         random = secrets.token_hex(16)
         name = f"{random[:2]}/{random}"  # a single folder with millions of files is slow to list
         # With an iterator this is a multipart upload, which is aborted if the iterator raises.
@@ -92,7 +101,8 @@ class Blobs:
             except OSError:
                 self.discard(name)
                 raise
-        return Kept(blob=name, commit_before=datetime.now(UTC) + COMMIT_TIME)
+        # In some stores a blob is as old as the beginning of its upload, which may have taken hours.
+        return Kept(blob=name, commit_before=min(datetime.now(UTC) + COMMIT_TIME, began + SWEEP_AGE - _MARGIN))
 
     async def read(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes from `start` up to, not including, `end`. A missing blob raises FileNotFoundError here and now."""
@@ -131,10 +141,19 @@ class Blobs:
             await obstore.delete_async(self._store, name)
 
     async def older_than(self, moment: datetime) -> AsyncIterator[list[str]]:
-        """The names of all blobs that were last written before then, in batches."""
+        """The names of all blobs that were last written before then, in batches. What is no blob is not among them."""
         async for batch in obstore.list(self._store, chunk_size=_LISTED):
-            if names := [each["path"] for each in batch if each["last_modified"] < moment]:
+            if names := [each["path"] for each in batch if each["last_modified"] < moment and _BLOB.fullmatch(each["path"])]:
                 yield names
+
+    async def owner(self, me: str, adopt: bool) -> str:
+        """Whose blobs these are: mine, if nobody's so far or if I am to adopt them."""
+        try:
+            await obstore.put_async(self._store, _OWNER, me.encode(), mode="overwrite" if adopt else "create")
+            return me
+        except obstore.exceptions.AlreadyExistsError:
+            found = await obstore.get_async(self._store, _OWNER)
+            return bytes(await found.bytes_async()).decode()
 
     def remove_half_written(self, moment: datetime) -> int:
         """Remove what uploads that were killed before that had written so far; returns how many.
@@ -145,7 +164,8 @@ class Blobs:
         removed = 0
         for path in self._folder.glob("*/*#*") if self._folder is not None else ():
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < moment.timestamp():
+                ours = _HALF_WRITTEN.fullmatch(f"{path.parent.name}/{path.name}")
+                if ours and path.stat().st_mtime < moment.timestamp():
                     path.unlink()
                     removed += 1
         return removed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,6 +23,15 @@ class Bucket(NamedTuple):
 
 def no_such_bucket(bucket: str) -> CallerError:
     return CallerError("NoSuchBucket", "The specified bucket does not exist.", BucketName=bucket)
+
+
+@contextmanager
+def deleted_meanwhile(bucket: str) -> Iterator[None]:
+    """Around statements that found the bucket and then wrote a row for it: in between it may have been deleted."""
+    try:
+        yield
+    except pg.ForeignKeyViolation:
+        raise no_such_bucket(bucket) from None
 
 
 async def create(pool: Pool, project: str, bucket: str) -> None:

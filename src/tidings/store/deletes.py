@@ -8,7 +8,7 @@ from typing import Any, LiteralString
 from tidings.db.pool import Pool, run, transaction
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import no_such_bucket
+from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import EMPTY_ETAG, Done, Origin, Place
 
 _LAST, _EXACT, _ALL = "delete last committed", "delete exact version", "delete all versions"
@@ -66,9 +66,17 @@ c as ({statements.change(_GONE.format(relation="d"))})
 select segments from d
 """
 
+_MARK: LiteralString = f"""
+with b as ({statements.BUCKET}),
+h as ({statements.head(statements.IN_ONE_STATEMENT)}),
+v as ({statements.KEEP}),
+c as ({statements.change(_marked(_REPLACED))})
+select h.version_id, case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null from h
+"""
+
 _MARK_UNDER_LOCK: LiteralString = f"""
 with b as ({statements.BUCKET}),
-h as ({statements.head(statements.UNDER_LOCK)}),
+h as ({statements.head("true")}),
 v as ({statements.KEEP}),
 n as ({statements.REMOVE_NULL}),
 c as ({statements.change(_marked(_REPLACED + " union all select delete_marker, size, content_type, metadata, tags from n"))})
@@ -81,31 +89,37 @@ from h
 async def delete_object_last_committed(pool: Pool, place: Place, origin: Origin) -> Done:
     """Remove the object, or cover it with a delete marker where the bucket keeps versions."""
     parameters = _parameters(place, _LAST, origin)
-    row = await (await run(pool, _DELETE_LAST, parameters)).fetchone()
-    if row is None:
-        raise no_such_bucket(place.bucket)
-    versioning, version_id, segments, unclear = row
-    if versioning == "unversioned" and not unclear:
-        return Done(unused=statements.names_of(segments))
-    if version_id is not None:
-        return Done(version_id, delete_marker=True, unused=statements.names_of(segments))
-    async with transaction(pool) as connection:
-        return await _delete_last_under_lock(connection, parameters)
+    with deleted_meanwhile(place.bucket):
+        row = await (await run(pool, _DELETE_LAST, parameters)).fetchone()
+        if row is None:
+            raise no_such_bucket(place.bucket)
+        versioning, version_id, segments, unclear = row
+        if versioning == "unversioned" and not unclear:
+            return Done(unused=statements.names_of(segments))
+        if version_id is not None:
+            return Done(version_id, delete_marker=True, unused=statements.names_of(segments))
+        async with transaction(pool) as connection:
+            return await _delete_last_under_lock(connection, parameters)
 
 
 async def _delete_last_under_lock(connection: Any, parameters: dict[str, Any]) -> Done:
-    head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
-    bucket = await (await connection.execute(statements.BUCKET, parameters)).fetchone()
-    if bucket is None:
-        raise no_such_bucket(parameters["bucket"])
-    if bucket[2] == "unversioned":
-        if head is None:
-            return Done()
-        row = await (await connection.execute(_DELETE_UNVERSIONED_UNDER_LOCK, parameters)).fetchone()
-        return Done(unused=statements.names_of(row[0]) if row else ())
-    parameters = {**parameters, "wanted": parameters["wanted_marker"]}
-    version_id, replaced, removed = await (await connection.execute(_MARK_UNDER_LOCK, parameters)).fetchone()
-    return Done(version_id, delete_marker=True, unused=[*statements.names_of(replaced), *statements.names_of(removed)])
+    marking = {**parameters, "wanted": parameters["wanted_marker"]}
+    while True:
+        head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
+        bucket = await (await connection.execute(statements.BUCKET, parameters)).fetchone()
+        if bucket is None:
+            raise no_such_bucket(parameters["bucket"])
+        if bucket[2] == "unversioned":
+            if head is None:
+                return Done()
+            row = await (await connection.execute(_DELETE_UNVERSIONED_UNDER_LOCK, parameters)).fetchone()
+            return Done(unused=statements.names_of(row[0]) if row else ())
+        row = await (await connection.execute(_MARK if head is None else _MARK_UNDER_LOCK, marking)).fetchone()
+        if row is not None:
+            version_id, replaced, removed = row
+            unused = [*statements.names_of(replaced), *statements.names_of(removed)]
+            return Done(version_id, delete_marker=True, unused=unused)
+        # There was no head to lock, and now there is one.
 
 
 _FIELDS: LiteralString = "version_id, delete_marker, size, content_type, metadata, tags, segments"
@@ -172,14 +186,15 @@ async def delete_objects(
 ) -> list[Done]:
     """Delete many keys, or versions of them, all or none, each with its own change. The answers are in the order asked."""
     done: dict[int, Done] = {}
-    async with transaction(pool) as connection:
-        # In one order for everybody: two such requests must not wait for each other in a circle.
-        for number, (key, version_id) in sorted(enumerate(wanted), key=lambda each: (each[1][0].encode(), each[0])):
-            place = Place(project, bucket, key)
-            if version_id is None:
-                done[number] = await _delete_last_under_lock(connection, _parameters(place, _LAST, origin))
-            else:
-                done[number] = await remove_version(connection, _parameters(place, _EXACT, origin), version_id)
+    with deleted_meanwhile(bucket):
+        async with transaction(pool) as connection:
+            # In one order for everybody: two such requests must not wait for each other in a circle.
+            for number, (key, version_id) in sorted(enumerate(wanted), key=lambda each: (each[1][0].encode(), each[0])):
+                place = Place(project, bucket, key)
+                if version_id is None:
+                    done[number] = await _delete_last_under_lock(connection, _parameters(place, _LAST, origin))
+                else:
+                    done[number] = await remove_version(connection, _parameters(place, _EXACT, origin), version_id)
     return [done[number] for number in range(len(wanted))]
 
 

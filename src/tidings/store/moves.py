@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import LiteralString
 from urllib.parse import quote
 
-from psycopg import errors as pg
-
 from tidings.db.pool import Pool, transaction
 from tidings.errors import CallerError
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import no_such_bucket
+from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.deletes import remove_version
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
 from tidings.store.objects import ANYTHING, commit_under_lock, no_such_key, precondition_failed
@@ -40,7 +38,7 @@ async def finish_move_object(
     name = f"{source.bucket}/{quote(source.key, safe='/')}"
     there = statements.parameters(target, names.COPY, _OPERATION, origin, name)
     here = statements.parameters(source, names.DELETE, _OPERATION, origin, name)
-    try:
+    with deleted_meanwhile(target.bucket):
         async with transaction(pool) as connection:
             # In one order for everybody: two moves in opposite directions must not wait for each other in a circle.
             for parameters in sorted((here, there), key=lambda each: (each["bucket"], each["key"].encode())):
@@ -58,5 +56,3 @@ async def finish_move_object(
             done = await commit_under_lock(connection, there | statements.content(content), condition)
             await remove_version(connection, here, version_id)
             return done
-    except pg.ForeignKeyViolation:
-        raise no_such_bucket(target.bucket) from None

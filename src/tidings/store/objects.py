@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, LiteralString
 
-from psycopg import errors as pg
-
 from tidings.db.pool import Pool, run, transaction
 from tidings.errors import CallerError
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import no_such_bucket
+from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import Condition, Content, Done, Origin, Place, Version
 
 _CREATED: LiteralString = """
@@ -18,19 +16,21 @@ _CREATED: LiteralString = """
            %(metadata)s as metadata, %(tags)s as tags, null as replaced from h
 """
 
+_ALLOWED: LiteralString = "(not %(absent)s or heads.delete_marker)"
 _COMMIT: LiteralString = f"""
 with b as ({statements.BUCKET}),
-h as ({statements.head(statements.IN_ONE_STATEMENT)}),
+h as ({statements.head(f"{statements.IN_ONE_STATEMENT} and {_ALLOWED}")}),
 v as ({statements.KEEP}),
 c as ({statements.change(_CREATED)})
 select b.versioning, h.version_id, h.modified_at,
        case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null
 from b left join h on true
 """
+"""Safe with or without the lock. It does nothing where only the lock would make it so."""
 
 _COMMIT_UNDER_LOCK: LiteralString = f"""
 with b as ({statements.BUCKET}),
-h as ({statements.head(statements.UNDER_LOCK)}),
+h as ({statements.head("true")}),
 v as ({statements.KEEP}),
 n as ({statements.REMOVE_NULL}),
 c as ({statements.change(_CREATED)})
@@ -74,7 +74,7 @@ async def _commit(
     source: str | None = None,
 ) -> Done:
     parameters = statements.parameters(place, event, operation, origin, source) | statements.content(content)
-    try:
+    with deleted_meanwhile(place.bucket):
         if condition == ANYTHING:
             row = await (await run(pool, _COMMIT, parameters)).fetchone()
             if row is None:
@@ -83,32 +83,41 @@ async def _commit(
                 return _done(row)
         async with transaction(pool) as connection:
             return await commit_under_lock(connection, parameters, condition)
-    except pg.ForeignKeyViolation:  # the bucket was deleted while this statement ran
-        raise no_such_bucket(place.bucket) from None
 
 
 async def commit_under_lock(connection: Any, parameters: dict[str, Any], condition: Condition = ANYTHING) -> Done:
     """The same in a transaction that may hold locks already."""
-    head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
-    etag = head[1] if head is not None and not head[2] else None
-    if condition.etags and etag is None:
-        await _require_bucket(connection, parameters)
-        raise no_such_key(parameters["key"])
-    if (condition.absent and etag is not None) or (condition.etags and etag not in condition.etags):
-        raise precondition_failed()
-    row = await (await connection.execute(_COMMIT_UNDER_LOCK, {**parameters, "absent": condition.absent})).fetchone()
-    if row is None:
-        raise no_such_bucket(parameters["bucket"])
-    if row[1] is None and condition.absent:
-        raise precondition_failed()
-    if row[1] is None:
-        raise CallerError("RequestTimeout", "The object took too long to be committed after its bytes had come: send it again.")
+    parameters = {**parameters, "absent": condition.absent}
+    if not await _locked(connection, parameters, condition):
+        # There was nothing to lock. By now there may be: then this does nothing, or only what needs no lock.
+        row = await (await connection.execute(_COMMIT, parameters)).fetchone()
+        if row is None:
+            raise no_such_bucket(parameters["bucket"])
+        if row[1] is not None:
+            return _done(row)
+        if not await _locked(connection, parameters, condition):
+            raise _too_late()
+    row = await (await connection.execute(_COMMIT_UNDER_LOCK, parameters)).fetchone()
+    if row is None or row[1] is None:
+        raise _too_late()
     return _done(row)
 
 
-async def _require_bucket(connection: Any, parameters: dict[str, Any]) -> None:
-    if await (await connection.execute(statements.BUCKET, parameters)).fetchone() is None:
-        raise no_such_bucket(parameters["bucket"])
+async def _locked(connection: Any, parameters: dict[str, Any], condition: Condition) -> bool:
+    """Lock the key's head and check the condition; whether there is a head."""
+    head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
+    etag = head[1] if head is not None and not head[2] else None
+    if condition.etags and etag is None:
+        if await (await connection.execute(statements.BUCKET, parameters)).fetchone() is None:
+            raise no_such_bucket(parameters["bucket"])
+        raise no_such_key(parameters["key"])
+    if (condition.absent and etag is not None) or (condition.etags and not {etag, "*"} & {*condition.etags}):
+        raise precondition_failed()
+    return head is not None
+
+
+def _too_late() -> CallerError:
+    return CallerError("RequestTimeout", "The object took too long to be committed after its bytes had come: send it again.")
 
 
 def _done(row: tuple[Any, ...]) -> Done:
@@ -149,6 +158,15 @@ _STATEMENTS = {
     for exact in (False, True)
     for body in (False, True)
 }
+
+
+async def newest(pool: Pool, place: Place) -> Version | None:
+    """The object without its bytes, if there is one."""
+    try:
+        found = await get(pool, place, body=False)
+    except CallerError:
+        return None
+    return None if found.delete_marker else found
 
 
 async def get(pool: Pool, place: Place, version_id: str | None = None, *, body: bool = True) -> Version:

@@ -47,7 +47,7 @@ LOCK: LiteralString = """
 """Takes the key's lock, if there is a head to lock."""
 
 IN_ONE_STATEMENT: LiteralString = "(excluded.version_id <> 'null' or heads.version_id = 'null')"
-UNDER_LOCK: LiteralString = "(not %(absent)s or heads.delete_marker)"
+"""The guard for a statement that does not hold the lock, or could not take it because there was no head yet."""
 
 
 def head(guard: LiteralString, wanted: LiteralString = "true") -> LiteralString:

@@ -1,8 +1,11 @@
 """Removing what crashed requests left behind: blobs without a row, and multipart uploads that nobody goes on with.
 
-A live blob is never removed. It gets its row at most COMMIT_MINUTES after its last byte was written: the database itself
-refuses a later commit (`commit_before`). Only blobs that are older than SWEEP_AGE are looked at, and one statement sees
+A live blob is never removed. It gets its row soon after its last byte was written, and long before it is SWEEP_AGE old: the
+database itself refuses a later commit (`commit_before`). Only blobs that are older are looked at, and one statement sees
 every row that refers to one: in a move or a completed upload the reference goes from row to row in one transaction.
+
+Files that are not ours are left alone, whatever they are. And the blobs of another database are: the place remembers whose
+it is, so a copy of a database, or one that was restored from a backup, does not remove what only the other one knows.
 """
 
 from __future__ import annotations
@@ -14,25 +17,27 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidings.db.pool import Pool, run
+from tidings.db.timeline import TOKEN
+from tidings.errors import OperatorError
 from tidings.store import uploads
-from tidings.store.blobs import Blobs
+from tidings.store.blobs import SWEEP_AGE, Blobs
 from tidings.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 
-SWEEP_AGE = timedelta(hours=6)
-"""Far beyond the time that a blob has to get its row, so that the clocks need not agree."""
-
 _ORPHANS = """
-select name from unnest(%s::text[]) name
-where name not in (
-    select segment ->> 0 from heads, jsonb_array_elements(segments) segment where segments is not null
-    union all
-    select segment ->> 0 from versions, jsonb_array_elements(segments) segment where segments is not null
-    union all
-    select segment from parts
+select given.name from unnest(%s::text[]) given (name)
+where not exists (
+    select from (
+        select segment ->> 0 as name from heads, jsonb_array_elements(segments) segment where segments is not null
+        union all
+        select segment ->> 0 from versions, jsonb_array_elements(segments) segment where segments is not null
+        union all
+        select segment from parts
+    ) used where used.name = given.name
 )
 """
+"""Not `not in`: that would not be hashed, and would go through all rows for each name."""
 
 
 _LOCK = 0x7377656570  # "sweep" in ASCII
@@ -45,9 +50,10 @@ async def sweep_regularly(pool: Pool, blobs: Blobs, settings: StoreSettings) -> 
     every = settings.sweep_hours * 3600
     wait = min(every, _FIRST_SECONDS)
     while every:
-        await asyncio.sleep(wait)
-        wait = every
         try:
+            await claim(pool, blobs)  # at the start already: who comes later finds the place taken
+            await asyncio.sleep(wait)
+            wait = every
             async with pool.connection() as connection:
                 row = await (await connection.execute("select pg_try_advisory_lock(%s)", [_LOCK])).fetchone()
                 if not (row and row[0]):
@@ -57,8 +63,26 @@ async def sweep_regularly(pool: Pool, blobs: Blobs, settings: StoreSettings) -> 
                 finally:
                     await connection.execute("select pg_advisory_unlock(%s)", [_LOCK])
             log.info("swept: %s", done)
+        except OperatorError as error:
+            log.warning("no sweep for unused blobs: %s", error)
+            await asyncio.sleep(every)
         except Exception:
             log.warning("the sweep for unused blobs failed; the next one is in %g h", settings.sweep_hours, exc_info=True)
+            await asyncio.sleep(every)
+
+
+async def claim(pool: Pool, blobs: Blobs, adopt: bool = False) -> None:
+    """Make sure that the place of the blobs belongs to this database and no other."""
+    row = await (
+        await run(pool, f"select {TOKEN} || '/' || oid from pg_database where datname = current_database()", [])
+    ).fetchone()
+    assert row is not None
+    owner = await blobs.owner(row[0], adopt)
+    if owner != row[0]:
+        raise OperatorError(
+            f"The blobs belong to another database, {owner}, and this one is {row[0]}. If this one has taken its place (after a"
+            " failover or a restore) and knows every object that should live, say so once: tidings sweep --adopt."
+        )
 
 
 @dataclass(slots=True)
@@ -77,10 +101,12 @@ async def sweep(
     age: timedelta = SWEEP_AGE,
     progress: Callable[[Swept], None] = lambda _: None,
 ) -> Swept:
-    """End old uploads, then remove every blob that is older than `age` and that no row refers to."""
+    """End old uploads, then remove every blob that is older than `age` and that no row refers to. `claim` first."""
     done = Swept()
     now = datetime.now(UTC)
-    while expired := await uploads.expire(pool, now - upload_age):
+    ended = 1
+    while ended:
+        ended, expired = await uploads.expire(pool, now - upload_age)
         for name in expired:
             await blobs.remove(name)
         done.expired_parts += len(expired)

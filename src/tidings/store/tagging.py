@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidings.db.pool import Pool, transaction
+from tidings.errors import CallerError
 from tidings.store import statements
 from tidings.store.model import Place, Version
 from tidings.store.objects import get, no_such_key, no_such_version
@@ -13,6 +14,9 @@ from tidings.store.objects import get, no_such_key, no_such_version
 async def replace_tags(pool: Pool, place: Place, version_id: str | None, tags: Mapping[str, str]) -> Version:
     """Give a version these tags and no others; returns the version as it was."""
     found = await get(pool, place, version_id, body=False)
+    if found.delete_marker and version_id is not None:
+        message = "The specified method is not allowed against this resource."
+        raise CallerError("MethodNotAllowed", message, ResourceType="DeleteMarker")
     if found.delete_marker:
         raise no_such_key(place.key)
     where = {"project": place.project, "bucket": place.bucket, "key": place.key, "version_id": found.version_id}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple
 
@@ -20,9 +21,9 @@ from tidings.db.pool import Pool, run, transaction
 from tidings.errors import CallerError
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import no_such_bucket
+from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
-from tidings.store.objects import ANYTHING, commit_under_lock
+from tidings.store.objects import ANYTHING, commit_under_lock, newest
 
 MIN_PART = 5 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -82,15 +83,16 @@ def _where(place: Place, upload_id: str) -> dict[str, Any]:
 
 async def create(pool: Pool, place: Place, content: Content, algorithm: str | None, whole: bool) -> str:
     """Begin an upload whose object will have the content's type, metadata and tags. Returns its id."""
-    upload_id = secrets.token_urlsafe(48)
-    made = await run(
-        pool,
-        "insert into uploads (id, bucket_id, key, content_type, metadata, tags, algorithm, whole)"
-        " select %(upload_id)s, b.id, %(key)s, %(content_type)s, %(metadata)s::jsonb, %(tags)s::jsonb, %(algorithm)s, %(whole)s"
-        " from bucket_metainfos b join projects p on p.id = b.project_id"
-        " where p.public_id = %(project)s and b.name = %(bucket)s",
-        _where(place, upload_id) | statements.content(content) | {"algorithm": algorithm, "whole": whole},
-    )
+    upload_id = f"{time.time_ns() // 1_000_000:012x}{secrets.token_urlsafe(40)}"  # in a list the older come first
+    with deleted_meanwhile(place.bucket):
+        made = await run(
+            pool,
+            "insert into uploads (id, bucket_id, key, content_type, metadata, tags, algorithm, whole)"
+            " select %(upload_id)s, b.id, %(key)s, %(content_type)s, %(metadata)s::jsonb, %(tags)s::jsonb, %(algorithm)s,"
+            " %(whole)s from bucket_metainfos b join projects p on p.id = b.project_id"
+            " where p.public_id = %(project)s and b.name = %(bucket)s",
+            _where(place, upload_id) | statements.content(content) | {"algorithm": algorithm, "whole": whole},
+        )
     if made.rowcount == 0:
         raise no_such_bucket(place.bucket)
     return upload_id
@@ -186,6 +188,33 @@ async def _parts(connection: Any, upload_id: str) -> list[Part]:
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """What the caller says about the whole object: checksums by their header, its size, the type of its checksum."""
+
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    size: str | None = None
+    kind: str | None = None
+
+    def check(self, size: int, found: Mapping[str, str], whole: bool) -> None:
+        if self.size is not None and self.size != str(size):
+            message = (
+                f"The provided 'x-amz-mp-object-size' header value {self.size[:100]} does not match what was computed: {size}"
+            )
+            raise CallerError("InvalidRequest", message)
+        if self.kind is not None and self.kind != ("FULL_OBJECT" if whole else "COMPOSITE"):
+            message = f"The upload was created with another checksum type than {self.kind[:100]}."
+            raise CallerError("InvalidRequest", message)
+        for name, value in self.checksums.items():
+            if name not in found:
+                raise CallerError("InvalidRequest", f"The upload was not created with the checksum algorithm of {name}.")
+            if value != found[name]:
+                raise CallerError("BadDigest", f"The {name} you specified did not match the calculated checksum.")
+
+
+NOTHING = Promise()
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     done: Done
     etag: str
@@ -193,18 +222,49 @@ class Completed:
 
 
 async def complete(
-    pool: Pool, place: Place, upload_id: str, wanted: Sequence[Wanted], origin: Origin, condition: Condition = ANYTHING
+    pool: Pool,
+    place: Place,
+    upload_id: str,
+    wanted: Sequence[Wanted],
+    origin: Origin,
+    condition: Condition = ANYTHING,
+    promise: Promise = NOTHING,
 ) -> Completed:
-    """Make the wanted parts one object, in one transaction with its change; the upload is gone then."""
+    """Make the wanted parts one object, in one transaction with its change; the upload is gone then.
+
+    Asked again, because the answer was lost, this finds no upload, but an object of exactly these parts: that is the answer.
+    """
+    etag = hashlib.md5(b"".join([bytes.fromhex(part.etag) for part in wanted]), usedforsecurity=False).hexdigest()
+    etag = f"{etag}-{len(wanted)}"
+    try:
+        return await _complete(pool, place, upload_id, wanted, etag, origin, condition, promise)
+    except CallerError as error:
+        version = await newest(pool, place) if error.code == "NoSuchUpload" else None
+        if version is None or version.etag != etag:
+            raise
+        sums = {name: value for name, value in version.metadata.items() if name.startswith(checksums.PREFIX)}
+        return Completed(Done(version.shown_id, modified_at=version.modified_at), etag, sums)
+
+
+async def _complete(
+    pool: Pool,
+    place: Place,
+    upload_id: str,
+    wanted: Sequence[Wanted],
+    etag: str,
+    origin: Origin,
+    condition: Condition,
+    promise: Promise,
+) -> Completed:
     async with transaction(pool) as connection:
         upload = await _locked(connection, place, upload_id)
         parts = await _parts(connection, upload_id)
         chosen = _chosen(wanted, {part.number: part for part in parts})
-        etag = hashlib.md5(b"".join([bytes.fromhex(part.etag) for part in chosen]), usedforsecurity=False).hexdigest()
-        etag = f"{etag}-{len(chosen)}"
+        size = sum(part.size for part in chosen)
         found = checksums.of_parts(upload.algorithm, upload.whole, [(part.checksum, part.size) for part in chosen])
+        promise.check(size, found, upload.whole)
         content = Content(
-            sum(part.size for part in chosen),
+            size,
             etag,
             upload.content_type,
             {**upload.metadata, **found},
@@ -251,15 +311,18 @@ def _differ(given: str | None, known: str | None) -> bool:
     return given is not None and known is not None and given != known
 
 
-async def expire(pool: Pool, older_than: datetime, most: int = 1000) -> list[str]:
-    """End uploads that were begun before then; returns the blobs of their parts."""
+async def expire(pool: Pool, older_than: datetime, most: int = 1000) -> tuple[int, list[str]]:
+    """End uploads that were begun before then, so many at most; returns how many, and the blobs of their parts."""
     rows = await run(
         pool,
         "with u as (select id from uploads where created_at < %(then)s order by created_at limit %(most)s"
         " for update skip locked),"
         " p as (select segment from parts where upload_id in (select id from u)),"
-        " d as (delete from uploads where id in (select id from u))"
-        " select segment from p",
+        " d as (delete from uploads where id in (select id from u) returning id)"
+        " select (select count(*) from d), array(select segment from p)",
         {"then": older_than, "most": most},
     )
-    return [row[0] for row in await rows.fetchall()]
+    ended: int
+    blobs: list[str]
+    ended, blobs = await rows.fetchone() or (0, [])
+    return ended, blobs

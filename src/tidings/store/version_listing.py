@@ -35,6 +35,8 @@ class VersionPage:
     more: bool
 
 
+_AFTER_A_GROUP = 8
+"""So many rows are read next: behind a group there is often another one, for which all but the first would be in vain."""
 _COLUMNS: LiteralString = "key, version_id, ordinal, delete_marker, size, etag, modified_at"
 # Behind (key, ordinal) means: the key's older versions, then the keys after it.
 _BEHIND: LiteralString = (
@@ -60,21 +62,21 @@ async def page(
     """At most `most` entries behind a version of a key; without an ordinal, behind the whole key."""
     entries: list[ListedVersion | str] = []
     at = (key, ordinal if ordinal is not None else 0)
+    wanted = most + 1
     while True:
-        wanted = most + 1 - len(entries)
         found = await _versions(pool, project, bucket, prefix, at, wanted)
+        ended = len(found) < wanted
+        wanted *= 4
         for each in found:
             group = _group(each.key, prefix, delimiter)
-            if group is None:
-                entries.append(each)
-            else:
-                entries.append(group)
-                at = (group + LAST, 0)
+            entries.append(each if group is None else group)
+            at = (each.key, each.ordinal) if group is None else (group + LAST, 0)
+            if group is not None:
+                ended, wanted = False, _AFTER_A_GROUP
                 break
-        else:
+        if ended or len(entries) > most:
             return VersionPage(entries[:most], len(entries) > most > 0)
-        if len(entries) > most:
-            return VersionPage(entries[:most], most > 0)
+        wanted = min(wanted, most + 1 - len(entries))
 
 
 def _group(key: str, prefix: str, delimiter: str) -> str | None:

@@ -75,13 +75,21 @@ def test_a_condition_that_fails_is_a_failed_precondition(headers: dict[str, str]
 def test_one_range_of_bytes_is_cut_to_the_object_and_anything_else_is_ignored(
     value: str, wanted: tuple[int, int] | None
 ) -> None:
-    assert byte_range({"range": value}, 10) == wanted
+    assert byte_range({"range": value}, HEAD) == wanted
+
+
+@pytest.mark.parametrize(
+    ("if_range", "partial"),
+    [('"abc"', True), ('"x"', False), ('W/"abc"', False), (SAME, True), (BEFORE, False), (AFTER, False), ("?", False)],
+)
+def test_a_range_is_given_only_of_what_if_range_means(if_range: str, partial: bool) -> None:
+    assert byte_range({"range": "bytes=2-5", "if-range": if_range}, HEAD) == ((2, 6) if partial else None)
 
 
 @pytest.mark.parametrize(("value", "size"), [("bytes=10-", 10), ("bytes=10-12", 10), ("bytes=-0", 10), ("bytes=0-", 0)])
 def test_a_range_without_a_byte_in_it_is_not_satisfiable(value: str, size: int) -> None:
     with pytest.raises(CallerError) as caught:
-        byte_range({"range": value}, size)
+        byte_range({"range": value}, HEAD._replace(size=size))
     assert caught.value.status == 416
     assert caught.value.elements["ActualObjectSize"] == str(size)
 
@@ -89,7 +97,7 @@ def test_a_range_without_a_byte_in_it_is_not_satisfiable(value: str, size: int) 
 @given(st.text(max_size=20), st.integers(0, 5))
 def test_no_range_is_ever_outside_the_object(value: str, size: int) -> None:
     try:
-        wanted = byte_range({"range": f"bytes={value}"}, size)
+        wanted = byte_range({"range": f"bytes={value}"}, HEAD._replace(size=size))
     except CallerError:
         return
     assert wanted is None or 0 <= wanted[0] < wanted[1] <= size

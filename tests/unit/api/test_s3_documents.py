@@ -89,8 +89,10 @@ def test_text_comes_out_of_a_document_as_it_went_in(text: str) -> None:
     assert root.findtext(f"{{{xml.NAMESPACE}}}Outer/{{{xml.NAMESPACE}}}Inner", "") == text
 
 
-def test_control_characters_are_written_as_references() -> None:
-    assert xml.document("R", 'a\x01\r\n<&>"', namespace="").endswith(b"<R>a&#x1;&#xD;&#xA;&lt;&amp;&gt;&quot;</R>")
+def test_control_characters_are_written_as_references_and_what_xml_cannot_say_is_replaced() -> None:
+    written = xml.document("R", 'a\x01\r\n\x85\uffff<&>"', namespace="")
+    assert written.endswith("<R>a\ufffd&#xD;&#xA;&#x85;\ufffd&lt;&amp;&gt;&quot;</R>".encode())
+    assert ElementTree.fromstring(written).text == 'a\ufffd\r\n\x85\ufffd<&>"'
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,10 @@
+"""Which database this is."""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+TOKEN: LiteralString = (
+    "(select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+)
+"""SQL: this server and its timeline, which is another one after a failover or a restore."""
