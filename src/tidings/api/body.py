@@ -43,13 +43,14 @@ class Body:
         self._stall_seconds = stall_seconds
         self._left = _announced(headers)
         self._waits = any(name == b"expect" for name, _ in headers)
+        self._coming: asyncio.Future[MutableMapping[str, Any]] | None = None
         self.ended = self._left == 0
 
     async def next(self) -> bytes:
         """The next piece. A client that goes away, or sends nothing for too long, has not sent a whole body."""
         try:
             async with asyncio.timeout(self._stall_seconds):
-                message = await self._receive()
+                message = await (self._coming or self._receive())
         except TimeoutError:
             sentence = f"Nothing of the body came for {self._stall_seconds:.0f} s: send it again."
             raise CallerError("RequestTimeout", sentence) from None
@@ -60,7 +61,14 @@ class Body:
         if self._left is not None:
             self._left -= len(piece)
         self.ended = self._left == 0 or not message.get("more_body", False)
+        # The server takes in the next piece while this one is worked on.
+        self._coming = None if self.ended else asyncio.ensure_future(self._receive())
         return piece
+
+    def close(self) -> None:
+        """Nothing more is wanted."""
+        if self._coming is not None:
+            self._coming.cancel()
 
     async def drain(self) -> None:
         """Take in the rest of a body that was refused, within limits.

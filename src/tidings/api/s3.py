@@ -38,6 +38,7 @@ class S3:
             await body.drain()
         answer = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
         response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
+        body.close()
         await response.send(receive, send)
 
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:

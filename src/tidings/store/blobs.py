@@ -30,6 +30,7 @@ PART = 5 * 1024 * 1024
 """What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
 _CHUNK = 256 * 1024
 _READ = 1024 * 1024
+_SYNC_EVERY = 16 * 1024 * 1024
 _LOCAL_PART = 1024 * 1024
 _AT_ONCE = 512 * 1024
 """A body of this size is gathered and written in one go; what is larger streams."""
@@ -93,6 +94,8 @@ class Blobs:
         began = datetime.now(UTC)
         random = secrets.token_hex(16)
         name = f"{random[:2]}/{random}"  # a single folder with millions of files is slow to list
+        if self._folder is not None and not isinstance(data, bytes):
+            data = _synced_meanwhile(data, self._folder / name)
         # With an iterator this is a multipart upload, which is aborted if the iterator raises.
         await obstore.put_async(self._store, name, data, chunk_size=self._part, max_concurrency=2)
         if self._folder is not None:
@@ -188,6 +191,28 @@ async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield piece
 
 
+async def _synced_meanwhile(pieces: AsyncIterator[bytes], path: Path) -> AsyncIterator[bytes]:
+    """Have the disk begin while more comes, so that there is less to wait for in the end. What it says goes: an error that
+    was told here is not told again to who syncs the whole."""
+    waiting = 0
+    syncing: asyncio.Task[None] | None = None
+    async for piece in pieces:
+        yield piece
+        waiting += len(piece)
+        if waiting >= _SYNC_EVERY:
+            waiting = 0
+            if syncing is not None:
+                await syncing
+            syncing = asyncio.create_task(asyncio.to_thread(_sync_half_written, path))
+    if syncing is not None:
+        await syncing
+
+
+def _sync_half_written(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # obstore has given it another name: then all waits for the end
+        _sync_one(path.with_name(f"{path.name}#1"))
+
+
 def _prepare(folder: Path) -> None:
     """Make the folders beforehand, so that a write has only its own file and folder to make durable."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,9 +225,13 @@ def _prepare(folder: Path) -> None:
 
 def _sync(path: Path) -> None:
     # obstore writes a local file beside its place and renames it, without fsync: after a power cut it could be empty.
-    for each in (path, path.parent):
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    _sync_one(path)
+    _sync_one(path.parent)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
