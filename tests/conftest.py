@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,37 @@ from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
 
 _numbers = count(1)
+
+_STACKS = ("test_kill", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_down")
+"""Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
+them in another. The last ones look at the clock, when the other process is through."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return _STACKS.index(item.path.stem) if item.path.stem in _STACKS else len(_STACKS)
+
+    items.sort(key=place)
+    for item in items:
+        group = "stack" if item.path.stem in _STACKS else "spark" if "spark" in item.fixturenames else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+Say = Callable[[str], None]
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Say:
+    """Print a line when all tests have run: what was measured, and the seed."""
+    return lambda line: record_property("said", line)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, line in getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ():
+                if name == "said":
+                    terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {line}")
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -108,6 +110,8 @@ def _with_store(settings: Settings, work: Callable[[Pool, Blobs], Awaitable[T]])
         async with make_pool(settings.database_url, 4) as pool:
             return await work(pool, Blobs(settings.store.blobs))
 
+    # obstore's threads let go of what they have returned a moment later; where Python has ended by then, they abort.
+    atexit.register(time.sleep, 0.1)
     try:
         return asyncio.run(opened())
     except CallerError as error:

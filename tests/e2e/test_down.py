@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from conftest import Running
+from conftest import Running, Say
 from tidings.local.pubsub import set_fault
 from traffic import (
     PROJECT,
@@ -43,7 +43,7 @@ def collector(stack: Running) -> Iterator[Collector]:
     "faults", [tuple(REFUSALS), ("hang",), ("delay",)], ids=["refusals of three kinds", "no answer", "an answer after 3 s"]
 )
 def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
-    stack: Running, collector: Collector, faults: tuple[str, ...]
+    stack: Running, collector: Collector, say: Say, faults: tuple[str, ...]
 ) -> None:
     seed = seeded()
     held = {f"{fault.replace('_', '-')}-held": fault for fault in faults}
@@ -73,7 +73,7 @@ def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
     puts = [write.seconds for write in writers.acknowledged]
     during = [write.seconds for write in writers.acknowledged if down < write.began < lifted]
     beside = waits(collector, writers, free, down, lifted)
-    print(
+    say(
         f"{', '.join(faults)}: {lifted - down:.1f} s down, live {back - lifted:.1f} s after; writes p99 "
         f"{percentile(during, 0.99):.3f} s meanwhile, {percentile(puts, 0.99):.3f} s of all; the neighbour's events p95 "
         f"{percentile(beside, 0.95):.2f} s"

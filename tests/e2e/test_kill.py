@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 
-from conftest import Running, running_stack
+from conftest import Running, Say, running_stack
 from tidings.delivery.settings import DeliverySettings
 from traffic import Caller, Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
 
@@ -96,7 +96,7 @@ def kill_stream(stack: Running, database: psycopg.Connection, bucket: str, chanc
     ],
 )
 def test_a_stream_that_is_killed_loses_nothing_and_keeps_the_order(
-    stack: Running, collector: Collector, kills: int, objects: int
+    stack: Running, collector: Collector, say: Say, kills: int, objects: int
 ) -> None:
     """A duplicate is a change that was sent, but whose position was not stored when the process died.
 
@@ -112,14 +112,14 @@ def test_a_stream_that_is_killed_loses_nothing_and_keeps_the_order(
         until(lambda: len(writers.acknowledged) >= objects, 120, f"{objects} writes")
     all_arrived(url, collector, [bucket])
     found = verdict(url, collector, writers, [bucket], seed)
-    print(f"seed {seed}: {kills} kills, {sum(exposed)} changes were under way: {exposed}")
+    say(f"{kills} kills, {sum(exposed)} changes were under way: {found}")
     assert (found.lost, found.phantom, found.inversions) == ([], [], [])
     assert writers.refused == []
     assert found.unanswered == 0
     assert found.duplicates <= sum(exposed)
 
 
-def test_a_worker_of_spark_that_is_killed_costs_a_round_and_no_more(stack: Running, collector: Collector) -> None:
+def test_a_worker_of_spark_that_is_killed_costs_a_round_and_no_more(stack: Running, collector: Collector, say: Say) -> None:
     """The round fails, and the stream begins it again without a new start of Spark."""
     seed = seeded()
     chance = random.Random(seed)
@@ -141,7 +141,7 @@ def test_a_worker_of_spark_that_is_killed_costs_a_round_and_no_more(stack: Runni
             time.sleep(chance.uniform(0.5, 1))
     all_arrived(url, collector, [bucket])
     found = verdict(url, collector, writers, [bucket], seed)
-    print(f"seed {seed}: {len(exposed)} kills, {sum(exposed)} changes were under way")
+    say(f"{len(exposed)} kills, {sum(exposed)} changes were under way: {found}")
     assert (found.lost, found.phantom, found.inversions) == ([], [], [])
     assert found.duplicates <= sum(exposed)
     assert stack.pid("stream") == driver

@@ -25,7 +25,7 @@ from botocore.exceptions import ClientError
 from obstore.store import S3Store
 from s3_server import REGION, Server, s3_server
 
-from conftest import fresh_database
+from conftest import Say, fresh_database
 from tidings.local.postgres import Postgres
 
 LARGE = 200 * 1024 * 1024
@@ -79,7 +79,7 @@ class Memory:
 
 
 @pytest.mark.timeout(300)
-def test_the_transfer_manager_moves_a_large_file_and_the_server_stays_small(server: Server, tmp_path: Path) -> None:
+def test_the_transfer_manager_moves_a_large_file_and_the_server_stays_small(server: Server, tmp_path: Path, say: Say) -> None:
     s3 = server.client()
     s3.create_bucket(Bucket="large")
     for _ in range(3):  # whatever grows once, grows now
@@ -94,7 +94,7 @@ def test_the_transfer_manager_moves_a_large_file_and_the_server_stays_small(serv
         s3.download_file("large", "file", str(got))
     assert _sha256(got) == _sha256(sent)
     assert memory.grown <= MOST_MEMORY, f"grown by {memory.grown / 2**20:.0f} MiB"
-    print(f"\n  200 MiB up and down: the server grew by {memory.grown / 2**20:.0f} MiB", end="")
+    say(f"200 MiB up and down: the server grew by {memory.grown / 2**20:.0f} MiB")
     assert events(server, "large")[-1] == ("commit with segments", "ObjectCreated:Put", "file")
 
 

@@ -16,7 +16,7 @@ import psutil
 import psycopg
 import pytest
 
-from conftest import Running, running_stack
+from conftest import Running, Say, running_stack
 from tidings.delivery.ownership import TAKEOVER_SECONDS
 from traffic import Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
 
@@ -105,7 +105,7 @@ def send_to_all(pids: list[int], number: signal.Signals) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(tmp_path: Path) -> None:
+def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(tmp_path: Path, say: Say) -> None:
     seed = seeded()
     # With time enough for each round: on a busy machine a late answer would make duplicates that look like a second sender.
     with running_stack(tmp_path, TIDINGS_DELIVERY__BUDGET_SECONDS="10") as stack, collecting(stack) as collector:
@@ -115,11 +115,12 @@ def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(
         with watch.watching(), Writers(stack.ready, [BUCKET], seed).writing() as writers:
             second = Second(stack, tmp_path)
             try:
-                _play(stack, second, watch, collector)
+                _play(stack, second, watch, collector, say)
             finally:
                 second.end()
         all_arrived(url, collector, [BUCKET])
         found = verdict(url, collector, writers, [BUCKET], seed)
+    say(str(found))
     assert (found.lost, found.phantom, found.inversions) == ([], [], [])
     assert (writers.refused, writers.unanswered) == ([], 0)
     epochs, positions = [row[0] for row in watch.seen], [row[1:] for row in watch.seen]
@@ -127,7 +128,7 @@ def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(
     assert positions == sorted(positions), "the position went back"
 
 
-def _play(stack: Running, second: Second, watch: Watch, collector: Collector) -> None:
+def _play(stack: Running, second: Second, watch: Watch, collector: Collector, say: Say) -> None:
     first, epoch = stack.pid("stream"), watch.epoch
 
     # It waits, for all that it has started.
@@ -143,7 +144,7 @@ def _play(stack: Running, second: Second, watch: Watch, collector: Collector) ->
     stopped = time.monotonic()
     os.kill(first, signal.SIGSTOP)
     watch.moves(epoch + 1, TAKEOVER_SECONDS + 60)
-    print(f"driver stopped: the second delivered after {time.monotonic() - stopped:.1f} s")
+    say(f"driver stopped: the second delivered after {time.monotonic() - stopped:.1f} s")
     assert time.monotonic() - stopped > TAKEOVER_SECONDS / 2, "a stream with signs of life was replaced"
     assert second.log.count("the stream is ours") == 1
     os.kill(first, signal.SIGCONT)
@@ -155,7 +156,7 @@ def _play(stack: Running, second: Second, watch: Watch, collector: Collector) ->
     stopped = time.monotonic()
     send_to_all(silent, signal.SIGSTOP)
     watch.moves(epoch + 2, TAKEOVER_SECONDS + 60)
-    print(f"whole tree stopped: the first delivered after {time.monotonic() - stopped:.1f} s")
+    say(f"whole tree stopped: the first delivered after {time.monotonic() - stopped:.1f} s")
     send_to_all(silent, signal.SIGCONT)
     _stays(watch, epoch + 2)
     assert second.process.poll() is None
@@ -164,7 +165,7 @@ def _play(stack: Running, second: Second, watch: Watch, collector: Collector) ->
     stopped = time.monotonic()
     stack.kill("stream")
     watch.moves(epoch + 3, 60)
-    print(f"killed: the second delivered after {time.monotonic() - stopped:.1f} s")
+    say(f"killed: the second delivered after {time.monotonic() - stopped:.1f} s")
     until(lambda: stack.pid("stream") != first, 30, "the first was started again")
 
     # The second is stopped as it should have been at once: the first carries on.

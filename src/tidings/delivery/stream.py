@@ -27,10 +27,11 @@ _CATCH_UP_POLL_SECONDS = 0.2
 _UPKEEP_SECONDS = 60.0
 # Spark ends Python workers that were idle for a minute, and a new one loads its clients for seconds.
 _STAY_WARM_SECONDS = 25.0
-# A round costs the same for one change and for hundreds. When they come in hundreds, fewer rounds leave the processor to
-# those who write; when they come in thousands, the next round is full already.
+# A round costs the same for one change and for hundreds. The more of them come, the longer it pays to gather: fewer rounds
+# leave the processor to those who write. When they come in tens of thousands, the next round is full already.
 _BUSY_ROWS = 50
-_GATHER_SECONDS = 0.1
+_GATHER_SECONDS_A_ROW = 0.001
+_GATHER_SECONDS = 0.4
 
 
 class Stream:
@@ -104,7 +105,7 @@ class Stream:
             if done is not None:
                 (position, rows), used = done, time.monotonic()
                 if _BUSY_ROWS <= rows < self._settings.delivery.max_rows:
-                    self._stop.wait(_GATHER_SECONDS)
+                    self._stop.wait(min(rows * _GATHER_SECONDS_A_ROW, _GATHER_SECONDS))
             elif time.monotonic() - used > _STAY_WARM_SECONDS:
                 pipeline.stay_warm()
                 used = time.monotonic()

@@ -8,29 +8,18 @@ A failure prints its seed and its steps; the same run alone, again:
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from lane_model import MOST_PROCESSES, Process, Rules, World
+
+from conftest import Say
 
 SEED = int(os.environ.get("TIDINGS_SEED", "20250601"))
 RUNS = int(os.environ.get("TIDINGS_LANE_RUNS", "10000"))
 ENOUGH = 200  # runs; from here on, everything that may happen must have happened, and often
 TURNS = 300  # of stormy weather, before a run settles
 PATIENCE = 4000  # turns in which a healthy stream must come to rest; a few hundred are enough
-
-Say = Callable[[str], None]
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Figures are for the reader of a green run too."""
-
-    def out(line: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {line}", end="")
-
-    return out
 
 
 class Storm(World):
