@@ -42,6 +42,7 @@ METADATA = st.sampled_from([{}, {"colour": "red"}, {"a": "1", "b": "2"}])
 TAGS = st.sampled_from([{}, {"kind": "new"}, {"a b": "1/2", "ü": "", "c": "3"}])
 SIZES = st.sampled_from([(10,), (10,), (5000,), (PART, 7)])
 TYPES = st.sampled_from(["text/plain", "image/png"])
+TURNED = st.sampled_from([None, "Enabled", "Suspended"])
 
 _numbers = itertools.count(1)
 
@@ -76,7 +77,7 @@ class Store(RuleBasedStateMachine):
         self.model.ids = dict(self.server.query("select name, id from bucket_metainfos where name = any(%s)", self.buckets))
         assert len({*self.model.ids.values()}) == 2
         self.set_versioning(1, second)  # so that some keys soon have many versions
-        self.steps = 0
+        self.steps = self.told = 0
 
     def _ask(self, operation: str, **parameters: Any) -> Any:
         """A request that may make changes: they bear its id, and its time."""
@@ -93,8 +94,16 @@ class Store(RuleBasedStateMachine):
         self.model.states[self.buckets[at]] = status.lower()
         assert self.s3.get_bucket_versioning(Bucket=self.buckets[at])["Status"] == status
 
-    @rule(at=BUCKET, key=KEYS, body=BODIES, metadata=METADATA, tags=TAGS, kind=TYPES)
-    def put(self, at: int, key: str, body: bytes, metadata: dict[str, str], tags: dict[str, str], kind: str) -> None:
+    def _turn(self, at: int, status: str | None) -> None:
+        """Just before another step, so that null versions come to lie behind others; not where there never were versions."""
+        if status is not None and self.model.states[self.buckets[at]] not in ("unversioned", status.lower()):
+            self.set_versioning(at, status)
+
+    @rule(at=BUCKET, key=KEYS, body=BODIES, metadata=METADATA, tags=TAGS, kind=TYPES, turned=TURNED)
+    def put(
+        self, at: int, key: str, body: bytes, metadata: dict[str, str], tags: dict[str, str], kind: str, turned: str | None
+    ) -> None:
+        self._turn(at, turned)
         version = Version("", False, body, md5_hex(body), kind, metadata, tags)
         given = {"Body": body, "Metadata": metadata, "ContentType": kind, **_tagging(tags)}
         done = self._ask("put_object", Bucket=self.buckets[at], Key=key, **given)
@@ -149,8 +158,9 @@ class Store(RuleBasedStateMachine):
         assert refused.value.response["Error"]["Code"] == code
         return None
 
-    @rule(at=BUCKET, key=KEYS)
-    def delete(self, at: int, key: str) -> None:
+    @rule(at=BUCKET, key=KEYS, turned=TURNED)
+    def delete(self, at: int, key: str, turned: str | None) -> None:
+        self._turn(at, turned)
         bucket = self.buckets[at]
         done = self._ask("delete_object", Bucket=bucket, Key=key)
         assert bool(done.get("DeleteMarker")) == (self.model.states[bucket] != "unversioned")
@@ -338,14 +348,15 @@ class Store(RuleBasedStateMachine):
             assert len(changes) == len(wanted[place]), changes[len(wanted[place]) :] or wanted[place][len(changes) :]
 
     def _contents_agree(self) -> None:
-        """Each key as a reader gets it, and each version that is new in its place; of the others, one."""
+        """Each key that the step touched, as readers get it, and each version that is new in its place; of the others, one."""
         everything = [(bucket, key, version) for bucket in self.buckets for key, version in self.model.all(bucket)]
-        if everything:
-            everything[self.steps % len(everything)][2].read = False
         touched = {(bucket, key) for bucket, key, version in everything if not version.read}
-        touched |= {(change["bucket"], change["key"]) for change in self.model.changes[-2:]}
+        touched |= {(change["bucket"], change["key"]) for change in self.model.changes[self.told :]}
+        self.told = len(self.model.changes)
         for bucket, key in sorted(touched):
             self._comes_back(bucket, key, self.model.current(bucket, key), "NoSuchKey")
+        if everything:
+            everything[self.steps % len(everything)][2].read = False
         for bucket, key, version in everything:
             if not version.read or self.steps % READ_ALL_EVERY == 0:
                 self._comes_back(bucket, key, None if version.marker else version, "MethodNotAllowed", VersionId=version.id)
