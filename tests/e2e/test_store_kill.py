@@ -1,7 +1,8 @@
 """kill -9 on the API in the middle of uploads, copies, completes, moves and deletes: what is there is whole.
 
-Afterwards every listed version is readable with its checksum, every change has the state that it speaks of, and no orphan
-survives a sweep. The short form has 5 kills; `make chaos` does 30.
+Afterwards every listed version is readable with its checksum. The changes, followed in their order, lead to exactly the
+versions that are there: none is without a change, and no change is without what it speaks of. What a client was told is
+done has its change. No orphan survives a sweep. The short form has 5 kills; `make chaos` does 30.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from tidings.local.postgres import Postgres
 
 KEYS = [f"key-{number}" for number in range(6)]
 PART = 5 * 1024 * 1024
+BUCKETS = ("plain", "versioned", "suspended")
+PAGE = 20
 
 
 @pytest.fixture
@@ -46,32 +50,39 @@ class Client(threading.Thread):
         self._draw = random.Random(seed)
         self._over = over
         self.done = 0
+        self.answered: list[str] = []
 
     def run(self) -> None:
         steps = [self._small, self._large, self._copy, self._move, self._multipart, self._remove, self._remove_version]
+        steps.append(self._small_with_an_id)
         while not self._over.is_set():
             try:
-                self._draw.choice(steps)(self._draw.choice(["plain", "versioned"]), self._draw.choice(KEYS))
+                self._draw.choice(steps)(self._draw.choice(BUCKETS), self._draw.choice(KEYS))
                 self.done += 1
             except (ClientError, BotoCoreError):
                 time.sleep(0.05)  # it is being killed, or what was asked for is not there
 
+    def _created(self, answer: Any) -> None:
+        """What made a version and was answered: its change must be there, whatever happens next."""
+        self.answered.append(answer["ResponseMetadata"]["RequestId"])
+
     def _put(self, bucket: str, key: str, body: bytes) -> None:
-        self._s3.put_object(Bucket=bucket, Key=key, Body=body, Metadata={"sha": hashlib.sha256(body).hexdigest()})
+        sha = hashlib.sha256(body).hexdigest()
+        self._created(self._s3.put_object(Bucket=bucket, Key=key, Body=body, Metadata={"sha": sha}))
 
     def _small(self, bucket: str, key: str) -> None:
-        self._put(bucket, key, self._draw.randbytes(self._draw.randrange(4000)))
+        self._put(bucket, key, self._draw.randbytes(self._draw.randrange(1, 4000)))
 
     def _large(self, bucket: str, key: str) -> None:
         self._put(bucket, key, self._draw.randbytes(self._draw.randrange(5000, 3_000_000)))
 
     def _copy(self, bucket: str, key: str) -> None:
-        source = {"Bucket": self._draw.choice(["plain", "versioned"]), "Key": self._draw.choice(KEYS)}
-        self._s3.copy_object(Bucket=bucket, Key=key, CopySource=source)
+        source = {"Bucket": self._draw.choice(BUCKETS), "Key": self._draw.choice(KEYS)}
+        self._created(self._s3.copy_object(Bucket=bucket, Key=key, CopySource=source))
 
     def _move(self, bucket: str, key: str) -> None:
-        source = f"/{self._draw.choice(['plain', 'versioned'])}/{self._draw.choice(KEYS)}"
-        self._s3.rename_object(Bucket=bucket, Key=key, RenameSource=source)
+        source = f"/{self._draw.choice(BUCKETS)}/{self._draw.choice(KEYS)}"
+        self._created(self._s3.rename_object(Bucket=bucket, Key=key, RenameSource=source))
 
     def _multipart(self, bucket: str, key: str) -> None:
         parts = [self._draw.randbytes(PART), self._draw.randbytes(1000)]
@@ -80,15 +91,26 @@ class Client(threading.Thread):
         where: dict[str, Any] = {"Bucket": bucket, "Key": key, "UploadId": upload}
         tags = [self._s3.upload_part(**where, PartNumber=n, Body=body)["ETag"] for n, body in enumerate(parts, 1)]
         listed = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
-        self._s3.complete_multipart_upload(**where, MultipartUpload={"Parts": listed})
+        self._created(self._s3.complete_multipart_upload(**where, MultipartUpload={"Parts": listed}))
 
     def _remove(self, bucket: str, key: str) -> None:
         self._s3.delete_object(Bucket=bucket, Key=key)
 
     def _remove_version(self, _bucket: str, key: str) -> None:
-        found = self._s3.list_object_versions(Bucket="versioned", Prefix=key).get("Versions", [])
-        if found:
-            self._s3.delete_object(Bucket="versioned", Key=key, VersionId=self._draw.choice(found)["VersionId"])
+        bucket = self._draw.choice(["versioned", "suspended"])
+        answer = self._s3.list_object_versions(Bucket=bucket, Prefix=key)
+        if found := [*answer.get("Versions", []), *answer.get("DeleteMarkers", [])]:
+            self._s3.delete_object(Bucket=bucket, Key=key, VersionId=self._draw.choice(found)["VersionId"])
+
+    def _small_with_an_id(self, _bucket: str, key: str) -> None:
+        """In the suspended bucket, so that its null versions come to lie behind others."""
+        set_versioning(self._s3, "suspended", "Enabled")
+        self._small("suspended", key)
+        set_versioning(self._s3, "suspended", "Suspended")
+
+
+def set_versioning(s3: Any, bucket: str, status: str) -> None:
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
 
 
 def run(server: Server, kills: int) -> None:
@@ -96,9 +118,10 @@ def run(server: Server, kills: int) -> None:
     print(f"\n  seed {seed}: ", end="")
     draw = random.Random(seed)
     s3 = server.client()
-    for bucket in ("plain", "versioned"):
+    for bucket in BUCKETS:
         s3.create_bucket(Bucket=bucket)
-    s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+    set_versioning(s3, "versioned", "Enabled")
+    set_versioning(s3, "suspended", "Suspended")
     settings = {
         "TIDINGS_DATABASE__URL": server.database_url,
         "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs",
@@ -123,36 +146,87 @@ def run(server: Server, kills: int) -> None:
         over.set()
         for client in clients:
             client.join()
-    everything_is_whole(server, s3, sum(client.done for client in clients), kills)
+    done = sum(client.done for client in clients)
+    print(f"{kills} kills, {done} operations answered, {everything_is_whole(s3)} versions read and whole", end="")
+    assert done > 5 * kills
+    the_changes_explain_what_is_there(server, s3)
+    known = {row[0] for row in server.query("select request_id from changes")}
+    assert {request_id for client in clients for request_id in client.answered} <= known
     no_orphan_survives(server, settings)
 
 
-def everything_is_whole(server: Server, s3: Any, done: int, kills: int) -> None:
+def everything_is_whole(s3: Any) -> int:
+    """Returns how many versions were read."""
     read = 0
-    for bucket in ("plain", "versioned"):
-        for each in s3.list_object_versions(Bucket=bucket).get("Versions", []):
-            got = s3.get_object(Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])
-            assert hashlib.sha256(got["Body"].read()).hexdigest() == got["Metadata"]["sha"], each
-            read += 1
-    for bucket, key, event, etag, version_id in server.query(
-        "select distinct on (bucket, key) bucket, key, event, etag, version_id from changes order by bucket, key, seq desc"
+    for bucket in BUCKETS:
+        for kind, each in listed(s3, bucket):
+            if kind == "Versions":
+                got = s3.get_object(Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])
+                assert hashlib.sha256(got["Body"].read()).hexdigest() == got["Metadata"]["sha"], each
+                read += 1
+    return read
+
+
+def listed(s3: Any, bucket: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Versions and delete markers, from all pages."""
+    for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket, PaginationConfig={"PageSize": PAGE}):
+        for kind in ("Versions", "DeleteMarkers"):
+            yield from ((kind, each) for each in page.get(kind, []))
+
+
+Versions = dict[tuple[str, str], list[tuple[str, bool, str, int]]]
+"""Of each bucket and key the versions, the newest last: id, whether it is a delete marker, etag, size."""
+
+
+def the_changes_explain_what_is_there(server: Server, s3: Any) -> None:
+    there = as_the_tables_say(server)
+    explained = as_the_changes_say(server)
+    assert there == explained, {
+        place: {"there": there.get(place), "by the changes": explained.get(place)}
+        for place in {*there, *explained}
+        if there.get(place) != explained.get(place)
+    }
+    for bucket in BUCKETS:
+        found = {
+            (each["Key"], each["VersionId"], kind == "DeleteMarkers", each["IsLatest"]) for kind, each in listed(s3, bucket)
+        }
+        assert found == {
+            (key, version_id, marker, version_id == versions[-1][0])
+            for (name, key), versions in explained.items()
+            if name == bucket
+            for version_id, marker, _, _ in versions
+        }
+
+
+def as_the_tables_say(server: Server) -> Versions:
+    columns = "bucket_id, key, version_id, delete_marker, etag, size, ordinal"
+    found: Versions = defaultdict(list)
+    for bucket, key, *version in server.query(
+        "select b.name, key, version_id, delete_marker, etag, size"
+        f" from (select {columns}, true as newest from heads union all select {columns}, false from versions) v"
+        " join bucket_metainfos b on b.id = v.bucket_id order by newest, ordinal"
     ):
-        rows = server.query(
-            "select etag, version_id, delete_marker from heads h join bucket_metainfos b on b.id = h.bucket_id"
-            " where b.name = %s and h.key = %s",
-            bucket,
-            key,
-        )
-        if event.startswith("ObjectCreated"):
-            assert rows[0][0] == etag, (bucket, key)
-        elif event.endswith("DeleteMarkerCreated"):
-            assert rows[0][1:] == (version_id, True), (bucket, key)
-        elif bucket == "plain":
-            assert rows == [], (bucket, key)
+        found[bucket, key].append((version[0], version[1], version[2], version[3]))
+    return dict(found)
+
+
+def as_the_changes_say(server: Server) -> Versions:
+    """Each change done again in memory, in their order."""
+    found: dict[tuple[str, str], dict[str, tuple[str, bool, str, int]]] = defaultdict(dict)
+    for bucket, key, event, version_id, etag, size in server.query(
+        "select b.name, key, event, coalesce(version_id, 'null'), etag, size"
+        " from changes c join bucket_metainfos b on b.id = c.bucket_id and b.name = c.bucket order by seq"
+    ):
+        versions = found[bucket, key]
+        before = versions.pop(version_id, None)
+        if event in ("ObjectCreated:Put", "ObjectCreated:Copy"):
+            versions[version_id] = (version_id, False, etag, size)
+        elif event == "ObjectRemoved:DeleteMarkerCreated":
+            versions[version_id] = (version_id, True, "", 0)
         else:
-            assert all(row[1] != version_id for row in rows), (bucket, key)
-    print(f"{kills} kills, {done} operations answered, {read} versions read and whole", end="")
-    assert done > 5 * kills
+            assert event == "ObjectRemoved:Delete"
+            assert before is not None, f"{bucket}/{key}: version {version_id} was deleted, but no change made it"
+    return {place: list(versions.values()) for place, versions in found.items() if versions}
 
 
 def no_orphan_survives(server: Server, settings: dict[str, str]) -> None:
