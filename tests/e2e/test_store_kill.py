@@ -26,8 +26,9 @@ import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 from s3_server import Server, s3_server, start, wait_until_ready
 
-from conftest import fresh_database
+from conftest import Say, fresh_database
 from tidings.local.postgres import Postgres
+from traffic import seeded
 
 KEYS = [f"key-{number}" for number in range(6)]
 PART = 5 * 1024 * 1024
@@ -113,9 +114,8 @@ def set_versioning(s3: Any, bucket: str, status: str) -> None:
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
 
 
-def run(server: Server, kills: int) -> None:
-    seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
-    print(f"\n  seed {seed}: ", end="")
+def run(server: Server, say: Say, kills: int) -> None:
+    seed = seeded()
     draw = random.Random(seed)
     s3 = server.client()
     for bucket in BUCKETS:
@@ -147,12 +147,13 @@ def run(server: Server, kills: int) -> None:
         for client in clients:
             client.join()
     done = sum(client.done for client in clients)
-    print(f"{kills} kills, {done} operations answered, {everything_is_whole(s3)} versions read and whole", end="")
+    whole = everything_is_whole(s3)
     assert done > 5 * kills
     the_changes_explain_what_is_there(server, s3)
     known = {row[0] for row in server.query("select request_id from changes")}
     assert {request_id for client in clients for request_id in client.answered} <= known
-    no_orphan_survives(server, settings)
+    swept = no_orphan_survives(server, settings)
+    say(f"seed {seed}: {kills} kills, {done} operations answered, {whole} versions read and whole, {swept} orphans swept")
 
 
 def everything_is_whole(s3: Any) -> int:
@@ -229,7 +230,8 @@ def as_the_changes_say(server: Server) -> Versions:
     return {place: list(versions.values()) for place, versions in found.items() if versions}
 
 
-def no_orphan_survives(server: Server, settings: dict[str, str]) -> None:
+def no_orphan_survives(server: Server, settings: dict[str, str]) -> int:
+    """Sweep, and look; returns how many orphans there were."""
     server.query("delete from uploads returning 1")
     command = [str(Path(sys.executable).parent / "tidings"), "sweep", "--min-age-minutes", "0", "--json"]
     swept = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True, timeout=60)
@@ -242,15 +244,16 @@ def no_orphan_survives(server: Server, settings: dict[str, str]) -> None:
     }
     found = {str(path.relative_to(server.folder / "blobs")) for path in server.blobs()}
     assert found == wanted
-    print(f", {json.loads(swept.stdout)['removed']} orphans swept", end="")
+    removed: int = json.loads(swept.stdout)["removed"]
+    return removed
 
 
 @pytest.mark.timeout(300)
-def test_what_is_there_after_a_kill_is_whole(server: Server) -> None:
-    run(server, kills=5)
+def test_what_is_there_after_a_kill_is_whole(server: Server, say: Say) -> None:
+    run(server, say, kills=5)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
-def test_what_is_there_after_thirty_kills_is_whole(server: Server) -> None:
-    run(server, kills=30)
+def test_what_is_there_after_thirty_kills_is_whole(server: Server, say: Say) -> None:
+    run(server, say, kills=30)

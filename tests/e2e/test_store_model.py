@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from s3_server import Server, request, s3_server
 
-from conftest import fresh_database
+from conftest import Say, fresh_database
 from store_model import Asked, Model, Version, md5_hex
 from tidings.local.postgres import Postgres
 
@@ -49,13 +50,8 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with pytest.MonkeyPatch.context() as environment:
-        # boto3 sends an empty body with Expect: 100-continue, is answered at once, and reads the answer to its next PUT on
-        # this connection with the status of this one, without headers: until the server closes the connection, for it
-        # does not see how long the body is (botocore's issue 3755).
-        environment.setenv("BOTO_EXPERIMENTAL__NO_EMPTY_CONTINUE", "true")
-        with s3_server(fresh_database(postgres, "store_model"), tmp_path_factory.mktemp("s3")) as running:
-            yield running
+    with s3_server(fresh_database(postgres, "store_model"), tmp_path_factory.mktemp("s3")) as running:
+        yield running
 
 
 class Store(RuleBasedStateMachine):
@@ -413,7 +409,9 @@ def _quoted(key: str) -> str:
 
 
 @pytest.mark.timeout(max(600, STEPS))
-def test_the_store_is_what_the_model_says(server: Server) -> None:
+def test_the_store_is_what_the_model_says(server: Server, say: Say) -> None:
+    began = time.monotonic()
+
     class OverThisServer(Store):
         pass
 
@@ -430,3 +428,4 @@ def test_the_store_is_what_the_model_says(server: Server) -> None:
                 print_blob=True,
             ),
         )
+    say(f"{OverThisServer.compared} steps in {time.monotonic() - began:.0f} s")

@@ -43,11 +43,14 @@ class Body:
         self._stall_seconds = stall_seconds
         self._left = _announced(headers)
         self._waits = any(name == b"expect" for name, _ in headers)
+        self.unread = self._waits
+        """Whether the client waits for 100-continue and will not get it, because nothing was read."""
         self._coming: asyncio.Future[MutableMapping[str, Any]] | None = None
         self.ended = self._left == 0
 
     async def next(self) -> bytes:
         """The next piece. A client that goes away, or sends nothing for too long, has not sent a whole body."""
+        self.unread = False
         try:
             async with asyncio.timeout(self._stall_seconds):
                 message = await (self._coming or self._receive())

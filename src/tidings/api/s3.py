@@ -37,6 +37,10 @@ class S3:
             response = errors.response(error, method, resource, request_id, self._host_id)
             await body.drain()
         answer = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
+        if body.unread:
+            # botocore takes an answer that came in place of "100 Continue" for the answer to its next request as well
+            # (its issue 3755). It forgets it with the connection.
+            answer["connection"] = "close"
         response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
         body.close()
         await response.send(receive, send)
