@@ -22,6 +22,7 @@ from tidings.store.blobs import Blobs
 from tidings.store.sweep import sweep_regularly
 
 _READY_SECONDS = 2.0
+_OURS = "/-/"
 
 
 def create_app(settings: Settings) -> ASGIApp:
@@ -44,11 +45,15 @@ class _App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Where the host names a bucket, the whole path is a key: even these two.
-        if scope["type"] == "http" and hosts.bucket(hosts.host(scope["headers"]), self._settings.api.domains) is not None:
+        # Past the router, which takes longer to find out that a path is not one of its two. And where the host names a
+        # bucket, the whole path is a key: even these two.
+        if scope["type"] == "http" and (not scope["path"].startswith(_OURS) or self._is_in_host(scope)):
             await self._serve(scope, receive, send)
         else:
             await self._router(scope, receive, send)
+
+    def _is_in_host(self, scope: Scope) -> bool:
+        return hosts.bucket(hosts.host(scope["headers"]), self._settings.api.domains) is not None
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:

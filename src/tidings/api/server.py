@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -69,7 +70,12 @@ def _load(settings: Settings) -> ASGIApp:
     """What runs first in each worker."""
     _die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return create_app(settings)
+    app = create_app(settings)
+    # A request leaves next to nothing for the collector of cycles: it need not come often, nor look at all that is loaded.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
+    return app
 
 
 def _die_with_parent() -> None:

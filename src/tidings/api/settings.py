@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,7 +21,12 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
     host: str = Field("127.0.0.1", description="the address that the S3 API listens on")
     port: int = Field(9000, ge=0, le=65535, description="its port; 0 takes any free one")
     region: str = Field("us-east-1", description="the region that requests are signed for")
-    workers: int = Field(1, ge=1, le=64, description="processes that serve requests")
+    workers: int = Field(
+        default_factory=lambda: min(os.cpu_count() or 1, 4),
+        ge=1,
+        le=64,
+        description="processes that serve requests; one for each core, 4 at most, unless you say otherwise",
+    )
     domains: tuple[str, ...] = Field(
         ("localhost", "s3.localhost"), description="names of the service, in front of which a bucket's name may stand"
     )

@@ -28,10 +28,11 @@ _UPKEEP_SECONDS = 60.0
 # Spark ends Python workers that were idle for a minute, and a new one loads its clients for seconds.
 _STAY_WARM_SECONDS = 25.0
 # A round costs the same for one change and for hundreds. The more of them come, the longer it pays to gather: fewer rounds
-# leave the processor to those who write. When they come in tens of thousands, the next round is full already.
+# leave the processor to those who write. When they come in tens of thousands, the next round is full already. At 0.4 s a PUT
+# with eventing was at 0.89 of one without on two cores, at 1 s it is at 0.95 to 1.
 _BUSY_ROWS = 50
 _GATHER_SECONDS_A_ROW = 0.001
-_GATHER_SECONDS = 0.4
+_GATHER_SECONDS = 1.0
 
 
 class Stream:

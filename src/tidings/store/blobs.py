@@ -74,8 +74,8 @@ class Blobs:
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
             reason = str(error).partition("\n")[0]
             raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {reason}") from error
-        # A folder has no smallest part: less is held in memory for each upload.
-        self._part = PART if self._folder is None else _LOCAL_PART
+        # A folder has no smallest part, and gains nothing from two at once: less is held in memory for each upload.
+        self._part, self._parts_at_once = (PART, 2) if self._folder is None else (_LOCAL_PART, 1)
         self._removals: set[asyncio.Task[None]] = set()
 
     async def keep(self, pieces: AsyncIterator[bytes], inline: int = INLINE) -> Kept:
@@ -97,7 +97,7 @@ class Blobs:
         if self._folder is not None and not isinstance(data, bytes):
             data = _synced_meanwhile(data, self._folder / name)
         # With an iterator this is a multipart upload, which is aborted if the iterator raises.
-        await obstore.put_async(self._store, name, data, chunk_size=self._part, max_concurrency=2)
+        await obstore.put_async(self._store, name, data, chunk_size=self._part, max_concurrency=self._parts_at_once)
         if self._folder is not None:
             try:
                 await asyncio.to_thread(_sync, self._folder / name)
