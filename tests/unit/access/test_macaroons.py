@@ -35,7 +35,7 @@ CAVEATS = st.builds(
 EVERYTHING_ONE_CAN_ASK = [
     (action, bucket, prefix)
     for action in ACTIONS
-    for bucket, prefix in [(None, None), *((b, p) for b in BUCKETS for p in (None, *PREFIXES, "c"))]
+    for bucket, prefix in [(None, None), *((b, p) for b in BUCKETS for p in (None, *PREFIXES))]
 ]
 
 
@@ -48,11 +48,13 @@ def allowed(key: Macaroon, actions: frozenset[str]) -> set[tuple[str, str | None
 @given(st.frozensets(st.sampled_from(ACTIONS)), st.lists(CAVEATS, min_size=1, max_size=4), st.integers(0, 3))
 def test_no_sequence_of_edits_to_a_key_ever_widens_it(actions: frozenset[str], caveats: list[Caveat], at: int) -> None:
     key = Macaroon.new(SECRET)
+    before = allowed(key, actions)
     for caveat in caveats:
-        narrower = Macaroon.parse(str(key)).restricted(caveat)
-        assert narrower.is_genuine(SECRET)
-        assert allowed(narrower, actions) <= allowed(key, actions)
-        key = narrower
+        key = Macaroon.parse(str(key)).restricted(caveat)
+        assert key.is_genuine(SECRET)
+        after = allowed(key, actions)
+        assert after <= before
+        before = after
     # what is taken away, exchanged, added or put in another order without the tail before it is no key
     place = at % len(key.caveats)
     others = {
