@@ -25,6 +25,7 @@ from urllib3.util.url import _encode_target
 from tidings.access import policy, sigv4
 from tidings.access.keys import Principal
 from tidings.access.payload import Payload, decoder_for
+from tidings.access.permissions import ACTIONS, Grant
 from tidings.api import post
 from tidings.api.request import Request as ApiRequest
 from tidings.api.request import target
@@ -297,7 +298,7 @@ def serve_form(form: Posted, size: int = 1 << 20, domains: tuple[str, ...] = ())
         opened = await post.opened(Arriving(form.body, size), headers)
         signed = policy.parse(opened.fields, form.now, REGION)
         signing = verified(signed)
-        principal = Principal(signed.access_key_id, SECRET, "project")
+        principal = Principal(signed.access_key_id, SECRET, "project", Grant(frozenset(ACTIONS)))
         asked = target(form.path, b"", form.host.decode(), domains)
         request = ApiRequest("ID", "HOST", asked, {}, headers, principal, signing, "127.0.0.1", Arriving(b""))
         accepted = post.accepted(opened, request, "http://store.example/bucket", form.now)

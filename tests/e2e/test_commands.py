@@ -12,7 +12,8 @@ import psutil
 import psycopg
 import pytest
 
-from conftest import Running, running_stack
+from conftest import Running, fresh_database, running_stack
+from tidings.local.postgres import Postgres
 from tidings.settings import Settings
 from traffic import Caller, collecting, send_events, tidings, until
 
@@ -54,6 +55,33 @@ def test_a_project_and_its_key_open_buckets_of_their_own(stack: Running, url: st
         row = connection.execute("select id::text from projects where public_id = %s", [project]).fetchone()
     assert row is not None
     assert row[0] not in made.stdout, "the private id stays private"
+
+
+def test_a_key_is_made_narrowed_looked_into_listed_and_revoked(postgres: Postgres) -> None:
+    url = fresh_database(postgres, "access_commands")
+
+    def access(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return tidings("access", *arguments, TIDINGS_DATABASE__URL=url)
+
+    tidings("project", "create", "tenant", TIDINGS_DATABASE__URL=url)
+    made = json.loads(access("create", "--project", "tenant", "--action", "read", "--action", "list", "--json").stdout)
+    limits = ("--bucket", "photos", "--prefix", "photos/2026/", "--not-after", "2030-01-01")
+    narrow = json.loads(access("restrict", made["api_key"], *limits, "--json").stdout)
+    seen = json.loads(access("inspect", narrow["access_key_id"], "--json").stdout)
+    assert (seen["actions"], seen["revoked"]) == (["read", "list"], False)
+    assert [json.loads(limit) for limit in seen["limits"]] == [
+        {"buckets": ["photos"], "not_after": 1893456000, "prefixes": [["photos", "2026/"]]}
+    ]
+    assert "photos" in access("inspect", narrow["api_key"]).stdout
+    assert access("revoke", made["access_key_id"]).returncode == 0
+    listed = access("list", "--project", "tenant")
+    assert listed.stdout.count("REVOKED") == 2
+    assert made["secret_access_key"] not in listed.stdout
+    says_one_sentence(access("restrict", made["api_key"], "--bucket", "x"), "revoked")
+    says_one_sentence(access("restrict", made["api_key"]), "--bucket")
+    says_one_sentence(access("inspect", made["api_key"][:-4] + "AAAA"), "API key")
+    says_one_sentence(access("inspect", "AKIAIOSFODNN7EXAMPLE"), "AKIAIOSFODNN7EXAMPLE")
+    says_one_sentence(access("create", "--project", "tenant", "--action", "sudo"), "'sudo'", "read")
 
 
 def test_lanes_shows_each_destination(stack: Running, url: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import string
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,45 +9,51 @@ from typing import Any
 
 import psycopg
 
+from tidings.access import api_keys
+from tidings.access.macaroons import BadKey, Macaroon
+from tidings.access.permissions import ACTIONS, Grant
 from tidings.db.pool import Pool
-from tidings.errors import OperatorError
-
-# The shape of AWS's own keys, which some clients check: "AKIA" and 16 characters of base32; 40 for the secret.
-_ID_CHARACTERS = string.ascii_uppercase + "234567"
-_SECRET_CHARACTERS = string.ascii_letters + string.digits + "+/"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request: an access key, and the public id of its project."""
+    """Who makes a request: an access key, the public id of its project, and what the API key behind it allows."""
 
     access_key_id: str
     secret: str = field(repr=False)
     project: str
+    grant: Grant
 
 
 def create_key(connection: psycopg.Connection[Any], public_id: str) -> tuple[str, str]:
-    """A new key for a project: (access key id, secret). The secret is shown here and never again."""
-    access_key_id = "AKIA" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(16))
-    secret = "".join(secrets.choice(_SECRET_CHARACTERS) for _ in range(40))
-    made = connection.execute(
-        "insert into access_keys (access_key_id, secret_access_key, project_id)"
-        " select %s, %s, id from projects where public_id = %s",
-        [access_key_id, secret, public_id],
-    )
-    if made.rowcount != 1:
-        raise OperatorError(f"There is no project {public_id!r}: create it first.")
-    return access_key_id, secret
+    """A new key that may do everything in its project: (access key id, secret)."""
+    made = api_keys.create(connection, public_id)
+    return made.access_key_id, made.secret
 
 
 async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str) -> Principal | None:
+    """The key, unless it, or one that it was made of, was revoked."""
     cursor = await connection.execute(
-        "select k.access_key_id, k.secret_access_key, p.public_id"
-        " from access_keys k join projects p on p.id = k.project_id where k.access_key_id = %s",
+        "select k.secret_access_key, p.public_id, k.api_key, a.secret, a.actions"
+        " from access_keys k join projects p on p.id = k.project_id left join api_keys a on a.head = k.head"
+        " where k.access_key_id = %s",
         [access_key_id],
     )
     row = await cursor.fetchone()
-    return None if row is None else Principal(*row)
+    if row is None:
+        return None
+    secret, project, api_key, root, actions = row
+    if api_key is None:  # older than API keys
+        return Principal(access_key_id, secret, project, Grant(frozenset(ACTIONS)))
+    try:
+        key = Macaroon.parse(api_key)
+        grant = Grant(frozenset(actions), key.limits())
+    except BadKey:
+        return None
+    revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [key.tails(root)])
+    if not key.is_genuine(root) or revoked.rowcount:
+        return None
+    return Principal(access_key_id, secret, project, grant)
 
 
 class KeyCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 from tidings.api import numbers, xml
@@ -28,7 +29,12 @@ async def list_buckets(parts: Parts, request: Request) -> Response:
         after = query.get("continuation-token", "")
         found = await buckets.list_all(parts.pool, request.project, prefix, after, most + 1)
     owner = [("ID", request.project), ("DisplayName", request.project)]
-    listed = [("Bucket", [("Name", each.name), ("CreationDate", iso(each.created_at))]) for each in found[:most]]
+    now, grant = time.time(), request.principal.grant
+    listed = [
+        ("Bucket", [("Name", each.name), ("CreationDate", iso(each.created_at))])
+        for each in found[:most]
+        if grant.sees(each.name, now)
+    ]
     document: list[xml.Node] = [("Owner", owner), ("Buckets", listed)]
     if prefix:
         document.append(("Prefix", prefix))

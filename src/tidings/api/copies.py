@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import parse_qs, quote, unquote_to_bytes
 
-from tidings.access import checksums
+from tidings.access import checksums, permissions
 from tidings.api import headers, xml
 from tidings.api.buckets import XML, iso
 from tidings.api.objects import MAX_SIZE, discard, discarding, kept_content, read_segments
@@ -66,7 +66,9 @@ def source(request: Request) -> tuple[Place, str | None]:
         message = "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
         raise CallerError("InvalidArgument", message, ArgumentName=SOURCE)
     name = names.bucket_name(bucket.decode("latin-1"))
-    return Place(request.project, name, names.object_key(key)), headers.version_id(found.get("versionId", [None])[0])
+    place = Place(request.project, name, names.object_key(key))
+    request.require(permissions.READ, place.bucket, place.key)
+    return place, headers.version_id(found.get("versionId", [None])[0])
 
 
 async def _opened(
@@ -192,6 +194,8 @@ async def rename_object(parts: Parts, request: Request) -> Response:
         message = "x-amz-rename-source names no key: send KEY for the same bucket, or /BUCKET/KEY."
         raise CallerError("InvalidArgument", message, ArgumentName="x-amz-rename-source")
     place = Place(request.project, bucket, names.object_key(unquote_to_bytes(key)))
+    request.require(permissions.READ, place.bucket, place.key)
+    request.require(permissions.DELETE, place.bucket, place.key)
     match = request.headers.get("x-amz-rename-source-if-match")
     source_condition = Condition(etags=headers.etags(match)) if match else Condition()
     condition = headers.write_condition(request.headers)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 
-from tidings.access import checksums
+from tidings.access import checksums, permissions
 from tidings.access.payload import Payload
 from tidings.api import conditions, headers, numbers, xml
 from tidings.api.buckets import XML
@@ -220,6 +220,8 @@ async def delete_object(parts: Parts, request: Request) -> Response:
 
 async def delete_objects(parts: Parts, request: Request) -> Response:
     wanted, quiet = _listed(await request.document(MAX_DELETED * 4096))
+    for key, _ in wanted:
+        request.require(permissions.DELETE, request.bucket, key)
     done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
     for each in done:
         discard(parts.blobs, each)

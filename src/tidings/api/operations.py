@@ -7,9 +7,11 @@ happens, would be a wrong success.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from tidings.access.permissions import DELETE, GET_NOTIFICATION, LIST, PUT_NOTIFICATION, READ, WRITE
 from tidings.api import buckets, copies, headers, listing, notification, objects, tagging, unserved, uploads, versions
 from tidings.api.parts import Parts
 from tidings.api.request import Request, Target
@@ -44,6 +46,8 @@ class Operation:
 
     name: str
     serve: Serve
+    action: str | None = None
+    """What a key must allow for it; None where the bucket need only be visible, or each key is looked at by itself."""
     parameters: frozenset[str] = frozenset()
     headers: frozenset[str] = frozenset()
     header_prefixes: tuple[str, ...] = ("x-amz-checksum-",)
@@ -60,68 +64,82 @@ _OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ("GET", "service", ""): Operation(
         "ListBuckets",
         buckets.list_buckets,
+        LIST,
         frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
     ),
-    ("PUT", "bucket", ""): Operation("CreateBucket", buckets.create_bucket),
-    ("HEAD", "bucket", ""): Operation("HeadBucket", buckets.head_bucket),
-    ("DELETE", "bucket", ""): Operation("DeleteBucket", buckets.delete_bucket),
-    ("GET", "bucket", "location"): Operation("GetBucketLocation", buckets.get_bucket_location),
-    ("GET", "bucket", "versioning"): Operation("GetBucketVersioning", versions.get_bucket_versioning),
-    ("PUT", "bucket", "versioning"): Operation("PutBucketVersioning", versions.put_bucket_versioning),
-    ("GET", "bucket", "notification"): Operation("GetBucketNotificationConfiguration", notification.get_notification),
-    ("PUT", "bucket", "notification"): Operation("PutBucketNotificationConfiguration", notification.put_notification),
-    ("GET", "bucket", ""): Operation("ListObjects", listing.list_objects_v1, _LISTED | {"marker"}),
+    ("PUT", "bucket", ""): Operation("CreateBucket", buckets.create_bucket, WRITE),
+    ("HEAD", "bucket", ""): Operation("HeadBucket", buckets.head_bucket, None),
+    ("DELETE", "bucket", ""): Operation("DeleteBucket", buckets.delete_bucket, DELETE),
+    ("GET", "bucket", "location"): Operation("GetBucketLocation", buckets.get_bucket_location, None),
+    ("GET", "bucket", "versioning"): Operation("GetBucketVersioning", versions.get_bucket_versioning, None),
+    ("PUT", "bucket", "versioning"): Operation("PutBucketVersioning", versions.put_bucket_versioning, WRITE),
+    ("GET", "bucket", "notification"): Operation(
+        "GetBucketNotificationConfiguration", notification.get_notification, GET_NOTIFICATION
+    ),
+    ("PUT", "bucket", "notification"): Operation(
+        "PutBucketNotificationConfiguration", notification.put_notification, PUT_NOTIFICATION
+    ),
+    ("GET", "bucket", ""): Operation("ListObjects", listing.list_objects_v1, LIST, _LISTED | {"marker"}),
     ("GET", "bucket", "list-type"): Operation(
-        "ListObjectsV2", listing.list_objects, _LISTED | {"continuation-token", "start-after", "fetch-owner"}
+        "ListObjectsV2", listing.list_objects, LIST, _LISTED | {"continuation-token", "start-after", "fetch-owner"}
     ),
     ("GET", "bucket", "versions"): Operation(
-        "ListObjectVersions", versions.list_object_versions, _LISTED | {"key-marker", "version-id-marker"}
+        "ListObjectVersions", versions.list_object_versions, LIST, _LISTED | {"key-marker", "version-id-marker"}
     ),
     ("GET", "bucket", "uploads"): Operation(
         "ListMultipartUploads",
         uploads.list_multipart_uploads,
+        LIST,
         frozenset({"prefix", "delimiter", "max-uploads", "key-marker", "upload-id-marker", "encoding-type"}),
     ),
-    ("POST", "bucket", "delete"): Operation("DeleteObjects", objects.delete_objects),
-    ("PUT", "object", ""): Operation("PutObject", objects.put_object, headers=_WRITE, header_prefixes=_WRITTEN),
+    ("POST", "bucket", "delete"): Operation("DeleteObjects", objects.delete_objects, None),
+    ("PUT", "object", ""): Operation("PutObject", objects.put_object, WRITE, headers=_WRITE, header_prefixes=_WRITTEN),
     ("PUT", "object", copies.SOURCE): Operation(
         "CopyObject",
         copies.copy_object,
+        WRITE,
         headers=_WRITE | _SOURCE | {"x-amz-metadata-directive", "x-amz-tagging-directive"},
         header_prefixes=_WRITTEN,
     ),
     ("PUT", "object", "renameObject"): Operation(
         "RenameObject",
         copies.rename_object,
+        WRITE,
         headers=frozenset(
             {"x-amz-rename-source", "x-amz-rename-source-if-match", "x-amz-client-token", "if-match", "if-none-match"}
         ),
     ),
-    ("GET", "object", ""): Operation("GetObject", objects.get_object, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
-    ("HEAD", "object", ""): Operation("HeadObject", objects.head_object, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
-    ("DELETE", "object", ""): Operation("DeleteObject", objects.delete_object, _VERSION),
-    ("GET", "object", "tagging"): Operation("GetObjectTagging", tagging.get_object_tagging, _VERSION),
-    ("PUT", "object", "tagging"): Operation("PutObjectTagging", tagging.put_object_tagging, _VERSION),
-    ("DELETE", "object", "tagging"): Operation("DeleteObjectTagging", tagging.delete_object_tagging, _VERSION),
+    ("GET", "object", ""): Operation("GetObject", objects.get_object, READ, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
+    ("HEAD", "object", ""): Operation("HeadObject", objects.head_object, READ, _OVERRIDES | _VERSION | {"partNumber"}, _READ),
+    ("DELETE", "object", ""): Operation("DeleteObject", objects.delete_object, DELETE, _VERSION),
+    ("GET", "object", "tagging"): Operation("GetObjectTagging", tagging.get_object_tagging, READ, _VERSION),
+    ("PUT", "object", "tagging"): Operation("PutObjectTagging", tagging.put_object_tagging, WRITE, _VERSION),
+    ("DELETE", "object", "tagging"): Operation("DeleteObjectTagging", tagging.delete_object_tagging, WRITE, _VERSION),
     ("POST", "object", "uploads"): Operation(
         "CreateMultipartUpload",
         uploads.create_multipart_upload,
+        WRITE,
         headers=frozenset({"x-amz-tagging"}),
         header_prefixes=_WRITTEN,
     ),
-    ("PUT", "object", "uploadId"): Operation("UploadPart", uploads.upload_part, frozenset({"partNumber"})),
+    ("PUT", "object", "uploadId"): Operation("UploadPart", uploads.upload_part, WRITE, frozenset({"partNumber"})),
     ("PUT", "object", f"uploadId {copies.SOURCE}"): Operation(
-        "UploadPartCopy", uploads.upload_part, frozenset({"partNumber", "uploadId"}), _SOURCE | {f"{copies.SOURCE}-range"}
+        "UploadPartCopy",
+        uploads.upload_part,
+        WRITE,
+        frozenset({"partNumber", "uploadId"}),
+        _SOURCE | {f"{copies.SOURCE}-range"},
     ),
     ("GET", "object", "uploadId"): Operation(
-        "ListParts", uploads.list_parts, frozenset({"max-parts", "part-number-marker", "encoding-type"})
+        "ListParts", uploads.list_parts, LIST, frozenset({"max-parts", "part-number-marker", "encoding-type"})
     ),
     ("POST", "object", "uploadId"): Operation(
         "CompleteMultipartUpload",
         uploads.complete_multipart_upload,
+        WRITE,
         headers=frozenset({"if-match", "if-none-match", "x-amz-mp-object-size"}),
     ),
-    ("DELETE", "object", "uploadId"): Operation("AbortMultipartUpload", uploads.abort_multipart_upload),
+    ("DELETE", "object", "uploadId"): Operation("AbortMultipartUpload", uploads.abort_multipart_upload, WRITE),
 }
 _MARKERS = (
     *("notification", "location", "list-type", "versioning", "versions", "uploads", "delete", "renameObject", "tagging"),
@@ -161,3 +179,17 @@ def _understood(operation: Operation, name: str, value: str) -> bool:
 def _not_implemented(operation: str, **elements: str) -> CallerError:
     message = f"{operation} is not implemented here."
     return CallerError("NotImplemented", message, Operation=operation, **elements)
+
+
+def check(operation: Operation, request: Request) -> None:
+    """Whether the key allows it on this bucket, on this key, or on what this listing is to begin with."""
+    level, bucket = request.target.level, request.bucket or None
+    if operation.action is None:
+        if bucket is not None and not request.principal.grant.sees(bucket, time.time()):
+            raise CallerError("AccessDenied", "Access Denied: the key is not for this bucket.")
+    elif level == "object":
+        request.require(operation.action, bucket, request.key)
+    elif level == "bucket" and operation.action == LIST:
+        request.require(operation.action, bucket, request.target.query.get("prefix", ""))
+    else:
+        request.require(operation.action, bucket)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from urllib.parse import quote, urlencode, urlsplit
 
-from tidings.access import policy
+from tidings.access import permissions, policy
 from tidings.api import headers, objects, tagging, xml
 from tidings.api.body import Incoming
 from tidings.api.form import Form, is_form
@@ -164,6 +164,7 @@ def _redirect(fields: Mapping[str, str]) -> str | None:
 async def serve_post(parts: Parts, post: PostRequest) -> Response:
     """Write the object as PutObject does, and answer as the form asks."""
     request = post.request
+    request.require(permissions.WRITE, request.bucket, request.key)
     decoder = request.decoder()
     metadata = headers.metadata(request.raw_headers)
     tags = {} if post.tagging is None else tagging.read_tags(post.tagging.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -58,6 +59,11 @@ class Request:
     @property
     def key(self) -> str:
         return self.target.key
+
+    def require(self, action: str, bucket: str | None, prefix: str | None = None) -> None:
+        """Refuse what the key does not allow: see `Grant.allows`."""
+        if not self.principal.grant.allows(action, bucket, prefix, time.time()):
+            raise CallerError("AccessDenied", f"Access Denied: the key does not allow {action} here.")
 
     @property
     def place(self) -> Place:

@@ -77,6 +77,7 @@ class S3:
             url = f"{scope.get('scheme', 'http')}://{host}{raw_path.decode('latin-1')}"
             return await post.serve_post(self._parts, post.accepted(form, request, url, now))
         operation = operations.find(method, request.target, request.headers)
+        operations.check(operation, request)
         _check_owner(request)
         return await operation.serve(self._parts, request)
 
