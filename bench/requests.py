@@ -37,11 +37,11 @@ class Signer:
     def get(self, bucket: str, key: str) -> bytes:
         return self.head("GET", bucket, key, b"")
 
-    def head(self, method: str, bucket: str, key: str, body: bytes) -> bytes:
-        """The request without its body."""
+    def head(self, method: str, bucket: str, key: str, body: bytes, payload: str | None = None) -> bytes:
+        """The request without its body, which is signed unless `payload` says otherwise."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         host = f"{self.address[0]}:{self.address[1]}"
-        payload = hashlib.sha256(body).hexdigest()
+        payload = payload or hashlib.sha256(body).hexdigest()
         headers = f"host:{host}\nx-amz-content-sha256:{payload}\nx-amz-date:{stamp}\n"
         canonical = f"{method}\n/{bucket}/{key}\n\n{headers}\n{_SIGNED}\n{payload}"
         scope = f"{stamp[:8]}/{self.region}/s3/aws4_request"
