@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import psycopg
+
 from tidings.db.pool import Pool, run
 from tidings.db.timeline import TOKEN
 from tidings.errors import OperatorError
@@ -66,6 +68,9 @@ async def sweep_regularly(pool: Pool, blobs: Blobs, settings: StoreSettings) -> 
         except OperatorError as error:
             log.warning("no sweep for unused blobs: %s", error)
             await asyncio.sleep(every)
+        except psycopg.OperationalError as error:
+            log.warning("no sweep for unused blobs yet, the database does not answer: %s", error)
+            await asyncio.sleep(min(every, _FIRST_SECONDS))
         except Exception:
             log.warning("the sweep for unused blobs failed; the next one is in %g h", settings.sweep_hours, exc_info=True)
             await asyncio.sleep(every)
