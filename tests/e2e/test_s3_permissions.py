@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import boto3
 import psycopg
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from s3_server import REGION, Server, s3_server
+from s3_server import Server, s3_server
 
 from conftest import fresh_database
 from tidings.access import api_keys
@@ -38,14 +37,7 @@ def made(server: Server, actions: tuple[str, ...] = ACTIONS, **limit: Any) -> Ac
 
 
 def client(server: Server, access: Access) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name=REGION,
-        aws_access_key_id=access.access_key_id,
-        aws_secret_access_key=access.secret,
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    return replace(server, access_key_id=access.access_key_id, secret=access.secret).client()
 
 
 ONE, TWO = {"Bucket": "bucket-one"}, {"Bucket": "bucket-two"}

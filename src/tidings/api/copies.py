@@ -115,6 +115,12 @@ def _check_source(given: Mapping[str, str], version: Version) -> None:
         raise objects.precondition_failed()
 
 
+def _check_size(size: int) -> None:
+    if size > MAX_SIZE:
+        message = f"The specified copy source is larger than the maximum allowable size for a copy source: {MAX_SIZE}"
+        raise CallerError("InvalidRequest", message)
+
+
 def _directive(request: Request, name: str) -> bool:
     """Whether a directive says REPLACE rather than COPY."""
     value = request.headers.get(name, "COPY")
@@ -133,9 +139,7 @@ async def copy_object(parts: Parts, request: Request) -> Response:
         )
     condition = headers.write_condition(request.headers)
     version, pieces = await _opened(parts, place, version_id, request.headers)
-    if version.size > MAX_SIZE:
-        message = f"The specified copy source is larger than the maximum allowable size for a copy source: {MAX_SIZE}"
-        raise CallerError("InvalidRequest", message)
+    _check_size(version.size)
     own = headers.metadata(request.raw_headers) if replace else _without_checksums(version.metadata)
     tags = headers.tags(request.headers) if retag else version.tags
     copied = Copied(request.headers.get("x-amz-checksum-algorithm"))
@@ -175,9 +179,7 @@ async def copied_part(parts: Parts, request: Request, algorithm: str | None) -> 
             raise CallerError("InvalidArgument", f"{message} zero-based offsets of the first and last bytes to copy")
         wanted = (int(match[1]), int(match[2]) + 1)
     version, pieces = await _opened(parts, place, version_id, request.headers, wanted)
-    if (wanted[1] - wanted[0] if wanted else version.size) > MAX_SIZE:
-        message = f"The specified copy source is larger than the maximum allowable size for a copy source: {MAX_SIZE}"
-        raise CallerError("InvalidRequest", message)
+    _check_size(wanted[1] - wanted[0] if wanted else version.size)
     copied = Copied(algorithm)
     kept = await parts.blobs.keep(copied.through(pieces), inline=-1)
     return copied, kept, version

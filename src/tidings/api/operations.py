@@ -46,7 +46,7 @@ class Operation:
 
     name: str
     serve: Serve
-    action: str | None = None
+    action: str | None
     """What a key must allow for it; None where the bucket need only be visible, or each key is looked at by itself."""
     parameters: frozenset[str] = frozenset()
     headers: frozenset[str] = frozenset()
