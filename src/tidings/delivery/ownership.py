@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _LOCK = 0x73747265616D  # "stream" in ASCII
 SIGN_OF_LIFE_SECONDS = 2.0
 TAKEOVER_SECONDS = 15.0
-_IDLE_IN_TRANSACTION_SECONDS = 5.0
+IDLE_IN_TRANSACTION_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +100,5 @@ def connect(url: str, name: str) -> Connection:
     And the other way round: a stream that is stopped inside a transaction must not hold its locks until it wakes up.
     """
     connection = psycopg.connect(noticing(url), autocommit=True, application_name=f"tidings {name}")
-    connection.execute(f"set idle_in_transaction_session_timeout = '{_IDLE_IN_TRANSACTION_SECONDS:g}s'")
+    connection.execute(f"set idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_SECONDS:g}s'")
     return connection
