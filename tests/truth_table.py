@@ -9,10 +9,13 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import pytest
+
 from tidings.events import names
 from tidings.events.keys import form_encoded
+from tidings.events.profiles import AWS
 
-PUT, COPY, DELETE, MARKER = names.NAMES
+PUT, POST, COPY, MULTIPART, DELETE, MARKER = names.NAMES
 EVERYTHING = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
 
 
@@ -86,6 +89,24 @@ ENCODED = [
     *_rows(False, ("a b/c d", "a b", "c+d"), ("a b/c d", "a+b", "c d"), ("ž/a b", "ž", "a+b")),
 ]
 
+ONLY_LITERAL = [
+    # the same questions where the encoded form of a key does not count (profile storj): space and plus
+    *_rows(True, ("my file.txt", "my file"), ("my+file.txt", "my+file"), ("a b", "", " b"), ("a+b", "", "+b")),
+    *_rows(False, ("my file.txt", "my+file"), ("a b", "", "+b"), ("my file", "my+", "+file")),
+    *_rows(False, ("my+file.txt", "my%2Bfile"), ("a+b", "", "%2Bb"), ("my+file.txt", "my file")),
+    # the percent sign, and keys that look encoded
+    *_rows(True, ("100%.txt", "", "%.txt"), ("100%.txt", "100%"), ("a%2Bb", "a%2B"), ("a%20b", "a%20")),
+    *_rows(False, ("100%.txt", "100%25"), ("a%2Bb", "a%252B"), ("a%20b", "a b"), ("a%2Bb", "a+b")),
+    # star and question mark
+    *_rows(True, ("a*b", "a*"), ("a?b", "", "?b"), ("~a/b-c_d.e", "~a/b-c_d.e"), ("a=b&c", "a=b&c")),
+    *_rows(False, ("a*b", "a%2A"), ("a?b", "", "%3Fb"), ("a=b&c", "a%3Db%26c")),
+    # letters beyond ASCII
+    *_rows(True, ("žluť", "ž"), ("a/猫.jpg", "a/猫"), ("🦊", "", "🦊")),
+    *_rows(False, ("žluť", "%C5%BE"), ("a/猫.jpg", "a/%E7%8C%AB"), ("🦊", "", "%8A"), ("é e", "%C3%A9+")),
+    *_rows(True, ("a b/c d", "a b", "c d")),
+    *_rows(False, ("a b/c d", "a+b", "c+d"), ("plain/c d", "plain/", "c+d"), ("a b/c d", "a b", "c+d")),
+]
+
 EVENTS = [
     Row("k", event=PUT, events=("s3:ObjectCreated:Put",), expected=True),
     Row("k", event=COPY, events=("s3:ObjectCreated:Put",)),
@@ -103,9 +124,15 @@ EVENTS = [
     Row("k", event="ObjectTagging:Put", events=("s3:ObjectCreated:Put", *EVERYTHING)),
     Row("logs/a", "logs/", event=COPY, events=("s3:ObjectRemoved:*",)),
     Row("data/a", "logs/", event=PUT, events=("s3:ObjectCreated:Put",)),
+    Row("k", event=POST, events=("s3:ObjectCreated:Put",)),
+    Row("k", event=POST, events=("s3:ObjectCreated:Post",), expected=True),
+    Row("k", event=MULTIPART, events=("s3:ObjectCreated:*",), expected=True),
+    Row("k", event=MULTIPART, events=("s3:ObjectCreated:Put", "s3:ObjectCreated:Copy")),
 ]
 
-ROWS = [*SEED, *LITERAL, *ENCODED, *EVENTS]
+TABLES = {False: [*SEED, *LITERAL, *ENCODED, *EVENTS], True: [*SEED, *LITERAL, *ONLY_LITERAL, *EVENTS]}
+"""By whether only the literal key counts: not in the profile aws, and in the profile storj."""
+QUESTIONS = [pytest.param(row, literal, id=f"{row.question} {literal}") for literal, rows in TABLES.items() for row in rows]
 
 _PIECES = [
     "a",
@@ -139,7 +166,7 @@ def random_rows(seed: int, count: int) -> Iterator[Row]:
     for _ in range(count):
         key = "".join(dice.choices(_PIECES, k=dice.randint(1, 6)))
         prefix, suffix = (_filter(dice, key, start) for start in (True, False))
-        events = tuple(dice.sample(sorted(names.SUBSCRIBABLE), dice.randint(1, 4)))
+        events = tuple(dice.sample(sorted(AWS.subscribable), dice.randint(1, 4)))
         yield Row(key, prefix, suffix, event=dice.choice(names.NAMES), events=events)
 
 

@@ -5,6 +5,7 @@
     │   ├── ForeignPosition  the position belongs to another timeline: `tidings stream --rebase` is the way on
     │   └── Superseded       another stream has taken over; this one must stop
     └── CallerError          the caller of the S3 API: carries the S3 code and the HTTP status
+        └── Precondition     the caller, but not by sending something else: what the request stands on is not so
 
 What a destination answers is not an error here: it is an outcome (`tidings.events.messages`) and is returned, not raised.
 """
@@ -54,6 +55,10 @@ class CallerError(TidingsError):
     @property
     def status(self) -> int:
         return STATUS[self.code]
+
+
+class Precondition(CallerError):
+    """A good request that cannot be granted as things are: a destination that refuses, a project with encrypted paths."""
 
 
 def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerError:

@@ -17,10 +17,26 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
+from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
 _PREFIX = "TIDINGS_"
+
+
+class _TomlFile(TomlConfigSettingsSource):
+    """`bucket-eventing` and `bucket_eventing` are the same section; so it is with the names of all settings."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {_underscored(section): _named(values) for section, values in super().__call__().items()}
+
+
+def _named(values: Any) -> Any:
+    return {_underscored(name): value for name, value in values.items()} if isinstance(values, dict) else values
+
+
+def _underscored(name: str) -> str:
+    return name.replace("-", "_")
 
 
 class Settings(BaseSettings):
@@ -37,6 +53,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = Field(DatabaseSettings())
     api: ApiSettings = Field(ApiSettings())
     store: StoreSettings = Field(StoreSettings())
+    bucket_eventing: BucketEventingSettings = Field(BucketEventingSettings())
     changestream: ChangestreamSettings = Field(ChangestreamSettings())
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
@@ -52,7 +69,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = os.environ.get(FILE_VARIABLE)
-        toml = (TomlConfigSettingsSource(settings_cls, Path(file)),) if file else ()
+        toml = (_TomlFile(settings_cls, Path(file)),) if file else ()
         return init_settings, env_settings, *toml
 
     @property

@@ -100,6 +100,7 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
         "TIDINGS_DATABASE__URL": database_url,
         "TIDINGS_STORE__BLOBS": f"file://{folder}/blobs",
         "TIDINGS_API__PORT": str(port),
+        "TIDINGS_BUCKET_EVENTING__PROJECTS": "*",
         **environment,
     }
     with (folder / "server.log").open("wb") as log:

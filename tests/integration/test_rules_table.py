@@ -23,17 +23,23 @@ from hypothesis import strategies as st
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
+from tidings.access.keys import Principal
+from tidings.access.permissions import ACTIONS, Grant
+from tidings.db.pool import Pool
 from tidings.delivery.settings import DeliverySettings, PubSubSettings
 from tidings.errors import CallerError
 from tidings.events import names
 from tidings.events.arn import PubSubTopic
 from tidings.events.keys import encoded_if_different
 from tidings.local.pubsub import PubSubServer, running
-from tidings.rules import notification, table
+from tidings.rules import table
+from tidings.rules.lookup import Lookup
 from tidings.rules.match import matches
 from tidings.rules.model import KeyFilter, Rule
+from tidings.rules.notification import Notifications
+from tidings.rules.settings import BucketEventingSettings
 from tidings.settings import Settings
-from truth_table import ROWS, Row, random_rows
+from truth_table import TABLES, Row, random_rows
 
 ONE, OTHER = PubSubTopic("tidings-test", "one"), PubSubTopic("tidings-test", "other")
 CREATED, REMOVED = ("s3:ObjectCreated:*",), ("s3:ObjectRemoved:*", "s3:ObjectRemoved:Delete")
@@ -65,7 +71,7 @@ class Bucket:
         self.run(lambda connection: table.replace(connection, self.project, self.name, rules))
 
     def read(self) -> list[Rule]:
-        return self.run(lambda connection: table.read(connection, self.project, self.name))
+        return list(self.run(lambda connection: table.read(connection, self.project, self.name)).rules)
 
     def numbers(self) -> dict[str, int]:
         return dict(self.query(f"select config_id, rule {_CONFIGS}"))
@@ -256,12 +262,22 @@ def test_replacements_at_the_same_time_take_turns(bucket: Bucket) -> None:
 # matching in SQL
 
 
-def matched(bucket: Bucket, rows: Sequence[Row]) -> list[str | None]:
-    """What the write path would store for each row's change, with whatever rules the bucket has."""
-    changes = [{"wanted": names.wanted_by(row.event), "key": row.key, "encoded": encoded_if_different(row.key)} for row in rows]
-    where, statement = {"project": bucket.project, "bucket": bucket.name}, f"select {table.MATCHED} {_BUCKET}"
+def matched(bucket: Bucket, rows: Sequence[Row], literal: bool = False) -> list[str | None]:
+    """What the write path would store for each row's change, with whatever rules the bucket has, from table and cache."""
+    changes = [
+        {
+            "wanted": names.wanted_by(row.event),
+            "key": row.key,
+            "form": None if literal else encoded_if_different(row.key),
+            "cached": bucket.run(lambda connection: table.snapshot(connection, bucket.project, bucket.name)),
+        }
+        for row in rows
+    ]
+    where, statement = {"project": bucket.project, "bucket": bucket.name}, f"select {table.MATCHED}, {table.MATCHED_IN_CACHE}"
     with psycopg.connect(bucket.url) as connection:
-        return [connection.execute(statement, where | change).fetchall()[0][0] for change in changes]
+        found = [connection.execute(f"{statement} {_BUCKET}", where | change).fetchall()[0] for change in changes]
+    assert all(from_table == from_cache for from_table, from_cache in found)
+    return [from_table for from_table, _ in found]
 
 
 def put_rule_of_each(bucket: Bucket, rows: Sequence[Row]) -> list[int]:
@@ -271,11 +287,13 @@ def put_rule_of_each(bucket: Bucket, rows: Sequence[Row]) -> list[int]:
     return [numbers[rule.config_id] for rule in rules]
 
 
-def test_the_sql_answers_as_the_truth_table_says(bucket: Bucket) -> None:
-    numbers = put_rule_of_each(bucket, ROWS)
+@pytest.mark.parametrize("literal", TABLES)
+def test_the_sql_answers_as_the_truth_table_says(bucket: Bucket, literal: bool) -> None:
+    rows = TABLES[literal]
+    numbers = put_rule_of_each(bucket, rows)
     wrong = [
         row.question
-        for row, number, found in zip(ROWS, numbers, matched(bucket, ROWS), strict=True)
+        for row, number, found in zip(rows, numbers, matched(bucket, rows, literal), strict=True)
         if (str(number) in (found or "").split(",")) is not row.expected
     ]
     assert not wrong
@@ -295,15 +313,15 @@ def test_the_matched_rules_are_listed_in_order_and_none_is_null(bucket: Bucket) 
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller seed is not a simpler batch
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # one database will do: each example makes its own bucket
 )
-@given(st.integers(0, 2**32))
-def test_the_sql_and_the_python_matcher_agree_on_random_rows(database_url: str, seed: int) -> None:
+@given(st.integers(0, 2**32), st.booleans())
+def test_the_sql_and_the_python_matcher_agree_on_random_rows(database_url: str, seed: int, literal: bool) -> None:
     bucket, rows = make_bucket(database_url), list(random_rows(seed, 60))
     numbers = put_rule_of_each(bucket, rows)
-    for change, found in zip(rows, matched(bucket, rows), strict=True):
+    for change, found in zip(rows, matched(bucket, rows, literal), strict=True):
         expected = [
             number
             for rule, number in zip(rows, numbers, strict=True)
-            if matches(rule.events, rule.prefix, rule.suffix, event=change.event, key=change.key)
+            if matches(rule.events, rule.prefix, rule.suffix, event=change.event, key=change.key, literal=literal)
         ]
         assert found == (",".join(map(str, expected)) or None), change.question
 
@@ -337,17 +355,33 @@ def received(server: PubSubServer, topic: PubSubTopic) -> list[dict[str, str]]:
     return [json.loads(message.message.data) for message in answer.received_messages]
 
 
-async def put(pool: AsyncConnectionPool[Any], bucket: Bucket, server: PubSubServer, rules: Sequence[Rule], **ids: str) -> None:
+IDS = {"request_id": "4F5A6B", "host_id": "host"}
+
+
+def service(pool: Pool, server: PubSubServer) -> Notifications:
     chosen = Settings(
-        delivery=DeliverySettings(publish_timeout_seconds=0.5), pubsub=PubSubSettings(emulator_host=server.address)
+        delivery=DeliverySettings(publish_timeout_seconds=0.5),
+        pubsub=PubSubSettings(emulator_host=server.address),
+        bucket_eventing=BucketEventingSettings(projects="*"),
     )
-    await notification.put(pool, chosen, bucket.project, bucket.name, rules, **ids)
+    return Notifications(chosen, pool, Lookup(chosen.bucket_eventing, pool))
 
 
-def put_now(bucket: Bucket, server: PubSubServer, *rules: Rule, **ids: str) -> None:
+def caller(bucket: Bucket) -> Principal:
+    return Principal("KEY", "secret", bucket.project, Grant(frozenset(ACTIONS)))
+
+
+async def put(pool: Pool, bucket: Bucket, server: PubSubServer, rules: Sequence[Rule]) -> None:
+    async def read() -> Sequence[Rule]:
+        return rules
+
+    await service(pool, server).put(caller(bucket), bucket.name, read, **IDS)
+
+
+def put_now(bucket: Bucket, server: PubSubServer, *rules: Rule) -> None:
     async def pooled() -> None:
         async with AsyncConnectionPool(bucket.url, min_size=1, max_size=1, open=False) as pool:
-            await put(pool, bucket, server, rules, **ids)
+            await put(pool, bucket, server, rules)
 
     asyncio.run(pooled())
 
@@ -356,14 +390,14 @@ def test_a_destination_gets_a_test_event_before_the_configuration_is_taken(
     bucket: Bucket, server: PubSubServer, topic: PubSubTopic
 ) -> None:
     rule = Rule("id", topic, CREATED)
-    put_now(bucket, server, rule, request_id="4F5A6B", host_id="host")
+    put_now(bucket, server, rule)
     assert bucket.read() == [rule]
     [event] = received(server, topic)
     time = event.pop("Time")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
     assert abs(datetime.now(UTC) - datetime.fromisoformat(time)) < timedelta(minutes=1)
     said = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": bucket.name}
-    assert event == {**said, "RequestId": "4F5A6B", "HostId": "host"}
+    assert event == {**said, "RequestId": IDS["request_id"], "HostId": IDS["host_id"]}
 
 
 def test_a_destination_gets_one_test_event_however_many_rules_name_it(
@@ -425,7 +459,7 @@ def test_no_connection_is_held_while_a_destination_is_waited_for(
         async with AsyncConnectionPool(bucket.url, min_size=1, max_size=1, timeout=0.1, open=False) as pool:
             waiting = asyncio.create_task(put(pool, bucket, server, [Rule("id", topic, CREATED)]))
             await asyncio.sleep(0.2)
-            assert await notification.get(pool, bucket.project, bucket.name) == []
+            assert (await service(pool, server).get(caller(bucket), bucket.name)).rules == []
             assert not waiting.done()
             with pytest.raises(CallerError):
                 await waiting

@@ -16,6 +16,7 @@ from pyspark.testing import assertDataFrameEqual
 from tidings.delivery.render import MESSAGE, render
 from tidings.delivery.route import RULE, route
 from tidings.events.keys import encoded_if_different, form_encoded
+from tidings.events.profiles import AWS, STORJ, Profile
 from tidings.events.schema import CHANGE
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "s3"
@@ -63,9 +64,11 @@ def rules(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
     return spark.createDataFrame([tuple(row[name] for name in RULE.fieldNames()) for row in rows], RULE)
 
 
-def bodies(spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNotificationConfig"') -> list[str]:
+def bodies(
+    spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNotificationConfig"', profile: Profile = AWS
+) -> list[str]:
     routed = changes(spark, *rows).transform(route, rules(spark, rule(config_json=config_json)))
-    return [row.body for row in routed.transform(render, "s3", "us-east-1").orderBy("window", "seq").collect()]
+    return [row.body for row in routed.transform(render, "s3", "us-east-1", profile).orderBy("window", "seq").collect()]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +86,14 @@ def test_the_record_is_the_golden_one(spark: SparkSession, file: str, values: di
     assert body == json.dumps(json.loads(body), separators=(",", ":"))
 
 
+def test_the_record_of_the_other_profile_names_another_source(spark: SparkSession) -> None:
+    [body] = bodies(spark, change(), profile=STORJ)
+    assert json.loads(body) == json.loads((GOLDEN / "put-storj.json").read_text())
+
+
 def test_a_message_carries_its_lane_its_position_and_an_id_that_never_changes(spark: SparkSession) -> None:
     routed = changes(spark, change()).transform(route, rules(spark, rule()))
-    rendered = routed.transform(render, "s3", "us-east-1")
+    rendered = routed.transform(render, "s3", "us-east-1", AWS)
     assert rendered.schema.fieldNames() == MESSAGE.fieldNames()
     expected = spark.createDataFrame([(10, 3, 255, change()["id"] + ".1")], "lane long, window long, seq long, id string")
     assertDataFrameEqual(rendered.select("lane", "window", "seq", "id"), expected)
@@ -100,7 +108,20 @@ def test_a_change_goes_to_every_rule_that_matched_and_still_wants_it(spark: Spar
         rule(rule="5", lane=50),
     )
     routed = changes(spark, change(rules="1,2,3,4")).transform(route, now)
-    assert sorted(row.lane for row in routed.select("lane").collect()) == [10, 20]
+    assert sorted(row.lane or 0 for row in routed.select("lane").collect()) == [0, 10, 20]
+
+
+def test_a_change_for_a_rule_that_is_gone_is_left_without_a_lane_and_names_its_bucket(spark: SparkSession) -> None:
+    routed = changes(spark, change(rules="4")).transform(route, rules(spark, rule()))
+    [row] = routed.transform(render, "s3", "us-east-1", AWS).collect()
+    assert (row.lane, row.body) == (None, "50adea63-48b7-420e-b549-643fd90a5189/my-bucket")
+
+
+def test_only_the_literal_key_counts_where_the_profile_says_so(spark: SparkSession) -> None:
+    now = rules(spark, rule(prefix="a+b"), rule(rule="2", lane=20, prefix="a b"))
+    for literal, lanes in ((False, [10, 20]), (True, [20])):
+        routed = changes(spark, change(key="a b", rules="1,2")).transform(route, now, literal)
+        assert sorted(row.lane for row in routed.select("lane").collect()) == lanes
 
 
 def test_a_rule_never_gets_a_change_that_it_did_not_match_when_it_was_written(spark: SparkSession) -> None:
@@ -110,7 +131,7 @@ def test_a_rule_never_gets_a_change_that_it_did_not_match_when_it_was_written(sp
 
 def test_messages_of_a_key_share_a_slot_and_others_do_not(spark: SparkSession) -> None:
     rows = [change(seq=1), change(seq=2), change(seq=3, key="other"), change(seq=4, bucket="other-bucket")]
-    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", "us-east-1")
+    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", "us-east-1", AWS)
     slots = [row.slot for row in routed.orderBy("seq").collect()]
     assert slots[0] == slots[1]
     assert len(set(slots)) == 3

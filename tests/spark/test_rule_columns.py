@@ -14,7 +14,7 @@ from pyspark.testing import assertDataFrameEqual
 from tidings.events.keys import encoded_if_different
 from tidings.rules import columns
 from tidings.rules.match import matches
-from truth_table import ROWS, Row, random_rows
+from truth_table import TABLES, Row, random_rows
 
 TEXT = StringType()
 QUESTION = StructType(
@@ -31,7 +31,7 @@ QUESTION = StructType(
 ANSWER = StructType([StructField("number", LongType()), StructField("wanted", BooleanType())])
 
 
-def asked(spark: SparkSession, rows: Iterable[Row], unset: str | None) -> DataFrame:
+def asked(spark: SparkSession, rows: Iterable[Row], unset: str | None, literal: bool = False) -> DataFrame:
     """The rows as the router sees them. A filter that is not set arrives as `unset`."""
     values = [
         (
@@ -46,13 +46,15 @@ def asked(spark: SparkSession, rows: Iterable[Row], unset: str | None) -> DataFr
         for n, row in enumerate(rows)
     ]
     questions = spark.createDataFrame(values, QUESTION)
-    return questions.select("number", columns.matches().alias("wanted"))
+    return questions.select("number", columns.matches(literal).alias("wanted"))
 
 
 @pytest.mark.parametrize("unset", ["", None], ids=["empty", "null"])
-def test_the_columns_answer_as_the_truth_table_says(spark: SparkSession, unset: str | None) -> None:
-    expected = spark.createDataFrame([(number, row.expected) for number, row in enumerate(ROWS)], ANSWER)
-    assertDataFrameEqual(asked(spark, ROWS, unset), expected)
+@pytest.mark.parametrize("literal", TABLES)
+def test_the_columns_answer_as_the_truth_table_says(spark: SparkSession, unset: str | None, literal: bool) -> None:
+    rows = TABLES[literal]
+    expected = spark.createDataFrame([(number, row.expected) for number, row in enumerate(rows)], ANSWER)
+    assertDataFrameEqual(asked(spark, rows, unset, literal), expected)
 
 
 @settings(
@@ -60,19 +62,21 @@ def test_the_columns_answer_as_the_truth_table_says(spark: SparkSession, unset: 
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller seed is not a simpler batch
 )
-@given(st.integers(0, 2**32), st.sampled_from(["", None]))
-def test_the_columns_and_the_python_matcher_agree_on_random_rows(spark: SparkSession, seed: int, unset: str | None) -> None:
+@given(st.integers(0, 2**32), st.sampled_from(["", None]), st.booleans())
+def test_the_columns_and_the_python_matcher_agree_on_random_rows(
+    spark: SparkSession, seed: int, unset: str | None, literal: bool
+) -> None:
     rows = list(random_rows(seed, 500))
-    answers: dict[int, bool] = dict(asked(spark, rows, unset).collect())
+    answers: dict[int, bool] = dict(asked(spark, rows, unset, literal).collect())
     differ = [
         row.question
         for number, row in enumerate(rows)
-        if answers[number] is not matches(row.events, row.prefix, row.suffix, event=row.event, key=row.key)
+        if answers[number] is not matches(row.events, row.prefix, row.suffix, event=row.event, key=row.key, literal=literal)
     ]
     assert not differ
 
 
 def test_the_columns_need_no_python_worker(spark: SparkSession) -> None:
-    plan = asked(spark, ROWS, None)._jdf.queryExecution().executedPlan().toString()
+    plan = asked(spark, TABLES[False], None)._jdf.queryExecution().executedPlan().toString()
     assert "startswith" in plan.lower()
     assert "EvalPython" not in plan

@@ -9,10 +9,11 @@ import psycopg
 from tidings.errors import OperatorError
 
 
-def create_project(connection: psycopg.Connection[Any], name: str) -> str:
-    """A new project; returns its public id."""
+def create_project(connection: psycopg.Connection[Any], name: str, path_encryption: bool = False) -> str:
+    """A new project; returns its public id. With path encryption its keys are not readable here: it has no eventing."""
     row = connection.execute(
-        "insert into projects (name) values (%s) on conflict (name) do nothing returning public_id", [name]
+        "insert into projects (name, path_encryption) values (%s, %s) on conflict (name) do nothing returning public_id",
+        [name, path_encryption],
     ).fetchone()
     if row is None:
         raise OperatorError(f"There is already a project called {name!r}: take another name, or add a key to that one.")

@@ -12,7 +12,6 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidings.access.keys import KeyCache
 from tidings.api import hosts
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
@@ -61,7 +60,7 @@ class _App:
         blobs = Blobs(self._settings.store.blobs)
         await pool.open(wait=False)
         try:
-            self._parts = Parts(self._settings, pool, blobs, KeyCache(pool))
+            self._parts = Parts.over(self._settings, pool, blobs)
             self._s3 = S3(self._parts)
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
             yield

@@ -150,7 +150,9 @@ async def copy_object(parts: Parts, request: Request) -> Response:
     content = kept_content(kept, copied.size, copied.etag, content_type, {**own, **sums}, tags)
     named = f"{place.bucket}/{quote(place.key, safe='/')}" + (f"?versionId={version_id}" if version_id else "")
     async with discarding(parts.blobs, kept):
-        done = await objects.finish_copy_object(parts.pool, request.place, content, request.origin, named, condition)
+        done = await objects.finish_copy_object(
+            parts.pool, request.place, content, await parts.origin(request), named, condition
+        )
     discard(parts.blobs, done)
     assert done.modified_at is not None
     nodes: list[xml.Node] = [("LastModified", iso(done.modified_at)), ("ETag", f'"{content.etag}"'), *_sum_nodes(sums)]
@@ -201,6 +203,8 @@ async def rename_object(parts: Parts, request: Request) -> Response:
     match = request.headers.get("x-amz-rename-source-if-match")
     source_condition = Condition(etags=headers.etags(match)) if match else Condition()
     condition = headers.write_condition(request.headers)
-    done = await moves.finish_move_object(parts.pool, place, request.place, request.origin, condition, source_condition)
+    done = await moves.finish_move_object(
+        parts.pool, place, request.place, await parts.origin(request), condition, source_condition
+    )
     discard(parts.blobs, done)
     return Response(200, headers.version_header(done.version_id))

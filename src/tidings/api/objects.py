@@ -14,6 +14,7 @@ from tidings.api.parts import Parts
 from tidings.api.request import Request
 from tidings.api.response import Response
 from tidings.errors import CallerError
+from tidings.events import names as events
 from tidings.store import blobs, buckets, deletes, names, objects, uploads
 from tidings.store.blobs import Blobs, Kept
 from tidings.store.model import Condition, Content, Done, Segment, Version
@@ -47,13 +48,14 @@ async def commit_kept(
     metadata: Mapping[str, str],
     tags: Mapping[str, str],
     condition: Condition = objects.ANYTHING,
+    event: str = events.PUT,
 ) -> tuple[Content, Done]:
     """Give a body that has been taken in its row."""
     content_type = request.headers.get("content-type") or headers.DEFAULT_TYPE
     content = kept_content(kept, decoder.length, decoder.md5_hex, content_type, {**metadata, **decoder.checksums}, tags)
     commit = objects.commit_inline_object if kept.blob is None else objects.commit_object_with_segments
     async with discarding(parts.blobs, kept):
-        done = await commit(parts.pool, request.place, content, request.origin, condition)
+        done = await commit(parts.pool, request.place, content, await parts.origin(request), condition, event)
     discard(parts.blobs, done)
     return content, done
 
@@ -210,9 +212,9 @@ def _part(request: Request, version: Version, answer: dict[str, str]) -> tuple[i
 async def delete_object(parts: Parts, request: Request) -> Response:
     exact = version_id(request)
     if exact is None:
-        done = await deletes.delete_object_last_committed(parts.pool, request.place, request.origin)
+        done = await deletes.delete_object_last_committed(parts.pool, request.place, await parts.origin(request))
     else:
-        done = await deletes.delete_object_exact_version(parts.pool, request.place, exact, request.origin)
+        done = await deletes.delete_object_exact_version(parts.pool, request.place, exact, await parts.origin(request))
     discard(parts.blobs, done)
     shown = {"x-amz-delete-marker": "true"} if done.delete_marker else {}
     return Response(204, {**shown, **headers.version_header(exact or done.version_id)})
@@ -222,7 +224,7 @@ async def delete_objects(parts: Parts, request: Request) -> Response:
     wanted, quiet = _listed(await request.document(MAX_DELETED * 4096))
     for key, _ in wanted:
         request.require(permissions.DELETE, request.bucket, key)
-    done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, request.origin)
+    done = await deletes.delete_objects(parts.pool, request.project, request.bucket, wanted, await parts.origin(request))
     for each in done:
         discard(parts.blobs, each)
     nodes = [] if quiet else [_deleted(key, exact, each) for (key, exact), each in zip(wanted, done, strict=True)]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from tidings.access.permissions import DELETE, GET_NOTIFICATION, LIST, PUT_NOTIFICATION, READ, WRITE
+from tidings.access.permissions import DELETE, LIST, READ, WRITE
 from tidings.api import buckets, copies, headers, listing, notification, objects, tagging, unserved, uploads, versions
 from tidings.api.parts import Parts
 from tidings.api.request import Request, Target
@@ -40,6 +40,9 @@ _ONLY_VALUE = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
 """Headers that ask for nothing but what is done anyway, as long as they have this value."""
 
 
+VISIBLE = "see"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One operation, with the parameters and the headers that it understands beyond those of every request."""
@@ -47,7 +50,8 @@ class Operation:
     name: str
     serve: Serve
     action: str | None
-    """What a key must allow for it; None where the bucket need only be visible, or each key is looked at by itself."""
+    """What a key must allow for it. `VISIBLE` where the bucket need only be visible, or each key is looked at by itself;
+    None where the operation asks by itself, in an order of its own."""
     parameters: frozenset[str] = frozenset()
     headers: frozenset[str] = frozenset()
     header_prefixes: tuple[str, ...] = ("x-amz-checksum-",)
@@ -68,16 +72,14 @@ _OPERATIONS: dict[tuple[str, str, str], Operation] = {
         frozenset({"prefix", "max-buckets", "continuation-token", "bucket-region"}),
     ),
     ("PUT", "bucket", ""): Operation("CreateBucket", buckets.create_bucket, WRITE),
-    ("HEAD", "bucket", ""): Operation("HeadBucket", buckets.head_bucket, None),
+    ("HEAD", "bucket", ""): Operation("HeadBucket", buckets.head_bucket, VISIBLE),
     ("DELETE", "bucket", ""): Operation("DeleteBucket", buckets.delete_bucket, DELETE),
-    ("GET", "bucket", "location"): Operation("GetBucketLocation", buckets.get_bucket_location, None),
-    ("GET", "bucket", "versioning"): Operation("GetBucketVersioning", versions.get_bucket_versioning, None),
+    ("GET", "bucket", "location"): Operation("GetBucketLocation", buckets.get_bucket_location, VISIBLE),
+    ("GET", "bucket", "versioning"): Operation("GetBucketVersioning", versions.get_bucket_versioning, VISIBLE),
     ("PUT", "bucket", "versioning"): Operation("PutBucketVersioning", versions.put_bucket_versioning, WRITE),
-    ("GET", "bucket", "notification"): Operation(
-        "GetBucketNotificationConfiguration", notification.get_notification, GET_NOTIFICATION
-    ),
+    ("GET", "bucket", "notification"): Operation("GetBucketNotificationConfiguration", notification.get_notification, None),
     ("PUT", "bucket", "notification"): Operation(
-        "PutBucketNotificationConfiguration", notification.put_notification, PUT_NOTIFICATION
+        "PutBucketNotificationConfiguration", notification.put_notification, None, headers=frozenset({"if-match"})
     ),
     ("GET", "bucket", ""): Operation("ListObjects", listing.list_objects_v1, LIST, _LISTED | {"marker"}),
     ("GET", "bucket", "list-type"): Operation(
@@ -92,7 +94,7 @@ _OPERATIONS: dict[tuple[str, str, str], Operation] = {
         LIST,
         frozenset({"prefix", "delimiter", "max-uploads", "key-marker", "upload-id-marker", "encoding-type"}),
     ),
-    ("POST", "bucket", "delete"): Operation("DeleteObjects", objects.delete_objects, None),
+    ("POST", "bucket", "delete"): Operation("DeleteObjects", objects.delete_objects, VISIBLE),
     ("PUT", "object", ""): Operation("PutObject", objects.put_object, WRITE, headers=_WRITE, header_prefixes=_WRITTEN),
     ("PUT", "object", copies.SOURCE): Operation(
         "CopyObject",
@@ -185,6 +187,8 @@ def check(operation: Operation, request: Request) -> None:
     """Whether the key allows it on this bucket, on this key, or on what this listing is to begin with."""
     level, bucket = request.target.level, request.bucket or None
     if operation.action is None:
+        return
+    if operation.action == VISIBLE:
         if bucket is not None and not request.principal.grant.sees(bucket, time.time()):
             raise CallerError("AccessDenied", "Access Denied: the key is not for this bucket.")
     elif level == "object":

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidings.access.keys import KeyCache
+from tidings.api.request import Request
 from tidings.db.pool import Pool
+from tidings.rules.lookup import Cache, Lookup
+from tidings.rules.notification import Notifications
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
+from tidings.store.model import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +20,15 @@ class Parts:
     pool: Pool
     blobs: Blobs
     keys: KeyCache
+    lookup: Lookup
+    notifications: Notifications
+
+    @classmethod
+    def over(cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None) -> Parts:
+        lookup = Lookup(settings.bucket_eventing, pool, cache)
+        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup))
+
+    async def origin(self, request: Request) -> Origin:
+        """Where a change comes from. Call it when the change is about to be made: it asks what is known of the rules."""
+        eventing = await self.lookup.begin(request.project, request.bucket)
+        return Origin(request.principal.access_key_id, request.source_ip, request.id, request.at, eventing)

@@ -20,6 +20,7 @@ from tidings.api.parts import Parts
 from tidings.api.request import Request, Target
 from tidings.api.response import Response
 from tidings.errors import CallerError
+from tidings.events import names as events
 from tidings.store import buckets, names
 
 _FILENAME = "${filename}"
@@ -171,7 +172,7 @@ async def serve_post(parts: Parts, post: PostRequest) -> Response:
     # How long the file is shows at its end only, so the bucket is looked at first, whatever the size.
     await buckets.check_exists(parts.pool, request.project, request.bucket)
     kept = await parts.blobs.keep(request.pieces(decoder))
-    content, done = await objects.commit_kept(parts, request, kept, decoder, metadata, tags)
+    content, done = await objects.commit_kept(parts, request, kept, decoder, metadata, tags, event=events.POST)
     return _answer(
         post, content.etag, {**headers.checksum_headers(decoder.checksums), **headers.version_header(done.version_id)}
     )

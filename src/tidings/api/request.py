@@ -15,7 +15,7 @@ from tidings.api import hosts
 from tidings.api.body import Incoming
 from tidings.errors import CallerError
 from tidings.store import names
-from tidings.store.model import Origin, Place
+from tidings.store.model import Place
 
 MAX_DOCUMENT = 256 * 1024
 
@@ -68,10 +68,6 @@ class Request:
     @property
     def place(self) -> Place:
         return Place(self.project, self.bucket, self.key)
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(self.principal.access_key_id, self.source_ip, self.id, self.at)
 
     def decoder(self) -> payload.Payload:
         return payload.decoder_for(self.signing, self.headers)

@@ -193,7 +193,9 @@ async def complete_multipart_upload(parts: Parts, request: Request) -> Response:
         request.headers.get("x-amz-mp-object-size"),
         request.headers.get("x-amz-checksum-type"),
     )
-    completed = await uploads.complete(parts.pool, request.place, upload_id, wanted, request.origin, condition, promise)
+    completed = await uploads.complete(
+        parts.pool, request.place, upload_id, wanted, await parts.origin(request), condition, promise
+    )
     discard(parts.blobs, completed.done)
     nodes: list[xml.Node] = [
         ("Location", f"/{request.bucket}/{request.key}"),

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 
+_UNREAD = "*"
+# A change whose rules could not be read when it was written is for all rules of its bucket that are as old as itself; for none,
+# if there are none, which the pipeline then says. What it says of others was true when it was written, and is told as it is.
+_RULES = f"""case when rules = '{_UNREAD}' then coalesce((
+    select string_agg(r.rule::text, ',' order by r.rule)
+    from bucket_eventing_configs r join bucket_metainfos b on b.project_id = r.project_id and b.name = r.bucket_name
+    where b.id = changes.bucket_id and r.since <= changes.config), '0') else rules end as rules"""
+
+
 class Slice(NamedTuple):
     """A part of one window: its number, and the SQL condition that selects the part.
 
@@ -44,7 +53,7 @@ class Slice(NamedTuple):
         low, high = max(after + 1, window.lo), min(upto, window.hi)
         conditions.append(f"seq between {low} and {high}")
         if rules is not None:
-            wanted = ",".join(str(int(rule)) for rule in rules)
+            wanted = ",".join([*(str(int(rule)) for rule in rules), _UNREAD])
             conditions.append(f"string_to_array(rules, ',') && '{{{wanted}}}'::text[]")
         return cls(window.id, " and ".join(conditions), dense=high - low < 4 * window.n + 1000)
 
@@ -75,7 +84,7 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[p
     The parts are made by key, so that each holds whole keys and nothing has to be shuffled to keep their order.
     """
     mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
-    columns = ", ".join(STORED)
+    columns = ", ".join(_RULES if column == "rules" else column for column in STORED)
     for piece in wanted:
         select = f"select {piece.window}::bigint as window, {columns} from changes"
         query = f"{select} where {piece.condition}{mine} order by seq"

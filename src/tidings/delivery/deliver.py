@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,8 @@ RESULT = StructType(
     ]
 )
 """One row for each lane: how many messages were confirmed, the first that was not, whether only time ran out, the longest
-wait for an answer, and the destination's words."""
+wait for an answer, and the destination's words. A row without a lane counts changes that no rule is there for any more, and
+has their bucket in place of the words."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
         publishers.preload()
     deadline: float | None = None
     results: dict[int, LaneResult] = {}
+    orphans: Counter[str] = Counter()
     for batch in batches:
-        lanes = _by_lane(batch, terms)
+        lanes = _by_lane(batch, terms, orphans)
         publishers.learn(lanes)
         if deadline is None:  # the budget is for waiting on destinations, not for anything before
             deadline = time.monotonic() + terms.budget
@@ -86,14 +89,17 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
         open_lanes = {lane: pending for lane, pending in lanes.items() if results[lane].undelivered is None}
         if open_lanes:
             publishers.loop().run_until_complete(_send_lanes(open_lanes, results, terms, deadline))
-    yield _rows(results)
+    yield _rows(results, orphans)
 
 
-def _by_lane(batch: pa.RecordBatch, terms: Terms) -> dict[int, Pending]:
-    """The messages of the batch that are owed, lane by lane."""
+def _by_lane(batch: pa.RecordBatch, terms: Terms, orphans: Counter[str]) -> dict[int, Pending]:
+    """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
     lanes: dict[int, Pending | None] = {}
     columns = (batch.column(name).to_pylist() for name in ("lane", "slot", "window", "seq", "id", "body"))
     for lane, slot, window, seq, id_, body in zip(*columns, strict=True):
+        if lane is None:
+            orphans[body] += 1
+            continue
         if lane not in lanes:
             start = terms.start_of(lane)
             lanes[lane] = None if start is None else Pending(start)
@@ -114,8 +120,8 @@ async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult],
             group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, probe))
 
 
-def _rows(results: dict[int, LaneResult]) -> pa.RecordBatch:
-    rows = [
+def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBatch:
+    rows: list[dict[str, Any]] = [
         {
             "lane": lane,
             "sent": result.sent,
@@ -127,6 +133,7 @@ def _rows(results: dict[int, LaneResult]) -> pa.RecordBatch:
         }
         for lane, result in results.items()
     ]
+    rows += [{"sent": number, "late": False, "seconds": 0.0, "error": bucket} for bucket, number in orphans.items()]
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +29,8 @@ from tidings.delivery.render import render
 from tidings.delivery.route import RULE, route
 from tidings.events.schema import CHANGE
 from tidings.settings import Settings
+
+log = logging.getLogger(__name__)
 
 _PROPERTY = "tidings.round"
 
@@ -104,7 +108,22 @@ class Pipeline:
         plan = self._plans[1 if rows <= _ONE_TASK else self._parts]
         self._spark.sparkContext.setLocalProperty(_PROPERTY, todo.to_text())
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
-        return lanes.merge(tuple(row) for row in plan.collect())
+        rows_of_lanes, orphans = [], Counter[str]()
+        for row in plan.collect():
+            if row.lane is None:
+                orphans[row.error] += row.sent
+            else:
+                rows_of_lanes.append(tuple(row))
+        if todo.terms.everyone_from is not None:  # catch-up meets them again
+            _warn(orphans)
+        return lanes.merge(rows_of_lanes)
+
+
+def _warn(orphans: Counter[str]) -> None:
+    for place, number in orphans.items():
+        project, _, bucket = place.partition("/")
+        fields = {"project": project, "bucket": bucket, "changes": number}
+        log.warning("no configuration exists any more for changes that were transmitted: discarded", extra=fields)
 
 
 def _slices_of_this_task() -> Sequence[reader.Slice]:
@@ -155,4 +174,6 @@ def _read(batches: Iterator[pa.RecordBatch], parts: int, slices: _Slices) -> Ite
 
 def messages(changed: DataFrame, rules: DataFrame, settings: Settings) -> DataFrame:
     """route and render: everything between reading and sending, as native columns."""
-    return changed.transform(route, rules).transform(render, "s3", settings.api.region)
+    profile = settings.bucket_eventing.dialect
+    routed = changed.transform(route, rules, profile.literal_filters)
+    return routed.transform(render, "s3", settings.api.region, profile)

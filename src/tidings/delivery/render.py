@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidings import plugins
+from tidings.events.profiles import Profile
 
 MESSAGE = StructType(
     [
@@ -18,17 +19,18 @@ MESSAGE = StructType(
         StructField("body", StringType()),
     ]
 )
-"""A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other."""
+"""A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other. `lane` is null
+where there is no rule for it any more."""
 
 
-def render(routed: DataFrame, format_name: str, region: str) -> DataFrame:
-    """One message for each routed change."""
-    body = plugins.load("formats", format_name).body(region)
+def render(routed: DataFrame, format_name: str, region: str, profile: Profile) -> DataFrame:
+    """One message for each routed change. Without a rule there is nothing to say; the bucket is named in its place."""
+    body = plugins.load("formats", format_name).body(region, profile)
     return routed.select(
         "lane",
         F.xxhash64("project", "bucket", "key").alias("slot"),
         "window",
         "seq",
         F.concat_ws(".", "id", "rule").alias("id"),
-        body.alias("body"),
+        F.coalesce(body, F.concat_ws("/", "project", "bucket")).alias("body"),
     )

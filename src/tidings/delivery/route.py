@@ -21,14 +21,15 @@ RULE = StructType(
 """A rule as it is now."""
 
 
-def route(changes: DataFrame, rules: DataFrame) -> DataFrame:
+def route(changes: DataFrame, rules: DataFrame, literal: bool = False) -> DataFrame:
     """One row for each change and rule that wants it: the rules that matched when it was written, judged again as they are.
 
-    A rule that was deleted since drops out, one that was edited applies (seed 000, the secondary filter).
+    One that was edited since applies (seed 000, the secondary filter). One that was deleted leaves a row without a lane.
     """
+    no_rule = F.col("lane").isNull()
     return (
         changes.select("*", F.explode(F.split("rules", ",")).alias("rule"))
-        .join(F.broadcast(rules), on="rule", how="inner")
-        .where(columns.matches())
+        .join(F.broadcast(rules), on="rule", how="left")
+        .where(no_rule | columns.matches(literal))
         .drop("rules", "events", "prefix", "suffix")
     )

@@ -2,25 +2,33 @@
 
 A change has a bare name (`ObjectCreated:Put`). A rule asks with the prefix `s3:` and may use a wildcard
 (`s3:ObjectCreated:*`), which stays as it was written and is expanded only where it is used (seed 000, "Event Type Selection").
+Which names there are for a tenant is a matter of the profile (`tidings.events.profiles`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 PUT = "ObjectCreated:Put"
+POST = "ObjectCreated:Post"
 COPY = "ObjectCreated:Copy"
+MULTIPART = "ObjectCreated:CompleteMultipartUpload"
 DELETE = "ObjectRemoved:Delete"
 MARKER = "ObjectRemoved:DeleteMarkerCreated"
 
-NAMES = (PUT, COPY, DELETE, MARKER)
+NAMES = (PUT, POST, COPY, MULTIPART, DELETE, MARKER)
 """Every name a change can have. More may come: be ready for unknown ones."""
 
 WILDCARDS = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
-
-SUBSCRIBABLE = frozenset(WILDCARDS) | {f"s3:{name}" for name in NAMES}
-"""Every value that a rule may name in its events."""
 
 
 def wanted_by(name: str) -> list[str]:
     """The values of a rule's events that ask for the change `name`: the name itself and its category's wildcard."""
     category = name.partition(":")[0]
     return [f"s3:{name}", f"s3:{category}:*"]
+
+
+def expanded(events: Iterable[str]) -> set[str]:
+    """The names of all changes that these values of a rule's events ask for."""
+    asked = set(events)
+    return {name for name in NAMES if not asked.isdisjoint(wanted_by(name))}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from tidings.events.profiles import Profile
 from tidings.formats import Json, Optional, Plain, Value, to_json
 
 
-def body(region: str) -> Column:
+def body(region: str, profile: Profile) -> Column:
     record: dict[str, Value] = {
         "eventVersion": "2.1",
-        "eventSource": "aws:s3",
+        "eventSource": profile.event_source,
         "awsRegion": region,
         "eventTime": Plain(F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")),
         "eventName": Plain(F.col("event")),
@@ -24,7 +25,7 @@ def body(region: str) -> Column:
             "bucket": {
                 "name": Plain(F.col("bucket")),
                 "ownerIdentity": {"principalId": Plain(F.col("project"))},
-                "arn": Plain(F.concat(F.lit("arn:aws:s3:::"), F.col("bucket"))),
+                "arn": Plain(F.concat(F.lit(profile.bucket_arn), F.col("bucket"))),
             },
             "object": {
                 "key": Plain(F.coalesce("encoded", "key")),

@@ -138,6 +138,7 @@ class Stack:
             "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
+            "TIDINGS_BUCKET_EVENTING__PROJECTS": os.environ.get("TIDINGS_BUCKET_EVENTING__PROJECTS", "*"),
         }
 
     @property

@@ -6,15 +6,15 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 
-def matches() -> Column:
+def matches(literal: bool = False) -> Column:
     """True or false, never null: from a change's `event`, `key`, `encoded` and a rule's `events`, `prefix`, `suffix`.
 
-    `encoded` is null where it equals the key; `prefix` and `suffix` are null or empty where they are not set.
+    `encoded` is null where it equals the key; `prefix` and `suffix` are null or empty where they are not set. Where only
+    the `literal` key counts, `encoded` does not.
     """
-    wanted = _wanted()
-    literal = _satisfied_by("key")
+    wanted, as_it_is = _wanted(), _satisfied_by("key")
     encoded = F.coalesce(_satisfied_by("encoded"), F.lit(False))
-    return wanted & (literal | encoded)
+    return wanted & (as_it_is if literal else as_it_is | encoded)
 
 
 def _wanted() -> Column:

@@ -10,11 +10,8 @@ from hashlib import sha256
 
 from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
-from tidings.events.names import SUBSCRIBABLE
+from tidings.events.profiles import AWS, Profile
 from tidings.rules.problems import refuse
-
-MOST_RULES = 1
-"""For one bucket (seed 000, "one configuration per bucket")."""
 
 MAX_FILTER = 1024
 MAX_ID = 255
@@ -58,29 +55,29 @@ def derived_id(topic: PubSubTopic, events: Sequence[str], filter: KeyFilter) -> 
 def id_problems(config_id: str) -> Iterator[CallerError]:
     if not 1 <= len(config_id) <= MAX_ID:
         sentence = f"The Id has {len(config_id)} characters. Use 1 to {MAX_ID}, or leave it out to have one made."
-        yield _invalid("Id", config_id, sentence)
+        yield invalid("Id", config_id, sentence)
     if _CONTROL.search(config_id):
-        yield _invalid("Id", config_id, f"The Id {config_id[:MAX_ID]!r} has a control character in it. Leave it out.")
+        yield invalid("Id", config_id, f"The Id {config_id[:MAX_ID]!r} has a control character in it. Leave it out.")
 
 
-def event_problems(events: Sequence[str]) -> Iterator[CallerError]:
-    supported = ", ".join(sorted(SUBSCRIBABLE))
+def event_problems(events: Sequence[str], profile: Profile = AWS) -> Iterator[CallerError]:
+    supported = ", ".join(sorted(profile.subscribable))
     if not events:
-        yield _invalid("Event", "", f"No event is named. Name at least one of {supported}.")
+        yield invalid("Event", "", f"No event is named. Name at least one of {supported}.")
     for event in dict.fromkeys(events):
-        if event not in SUBSCRIBABLE:
-            yield _invalid("Event", event, f"The event {event[:200]!r} is not supported. Use any of {supported}.")
+        if event not in profile.subscribable:
+            yield invalid("Event", event, f"The event {event[:200]!r} is not supported. Use any of {supported}.")
 
 
 def filter_problems(prefix: str, suffix: str) -> Iterator[CallerError]:
     for name, value in (("prefix", prefix), ("suffix", suffix)):
         if len(value) > MAX_FILTER:
             sentence = f"The {name} filter has {len(value)} characters. Use {MAX_FILTER} at most."
-            yield _invalid(name, value, sentence)
+            yield invalid(name, value, sentence)
         if found := _NOT_IN_XML.search(value):
             sentence = f"The {name} filter has the character {found[0]!r} in it, which XML cannot write."
-            yield _invalid(name, value, f"{sentence} Write it as in the key of an event: percent-encoded.")
+            yield invalid(name, value, f"{sentence} Write it as in the key of an event: percent-encoded.")
 
 
-def _invalid(name: str, value: str, sentence: str) -> CallerError:
+def invalid(name: str, value: str, sentence: str) -> CallerError:
     return CallerError("InvalidArgument", sentence, ArgumentName=name, ArgumentValue=value[:200])

@@ -1,97 +1,104 @@
 """What PutBucketNotificationConfiguration and GetBucketNotificationConfiguration do, whichever front they come through.
 
-A configuration is taken only if its destinations have answered a test event (seed 000, "Test Event Format"). While a
-destination is waited for, no connection is held: a slow topic of one tenant must not empty the pool of all.
+The caller is known by then. The steps are those of seed 000, in its order: a project without eventing learns nothing
+else, and a key that may not configure learns nothing about the configuration it sent.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import secrets
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
-
-from psycopg_pool import AsyncConnectionPool
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tidings import destinations
-from tidings.errors import CallerError
-from tidings.events.messages import Message, Outcome, Verdict
-from tidings.rules import table
-from tidings.rules.model import Rule
+from tidings.access.keys import Principal
+from tidings.access.permissions import GET_NOTIFICATION, PUT_NOTIFICATION
+from tidings.db.pool import Pool
+from tidings.errors import CallerError, Precondition
+from tidings.rules import table, test_event
+from tidings.rules.lookup import Lookup
+from tidings.rules.model import Rule, invalid
+from tidings.rules.problems import refuse
+from tidings.rules.table import Configuration
 from tidings.settings import Settings
 
-TEST_SECONDS = 10.0
-"""The seed's limit for the answer to a test event. An operator may set less, not more."""
+_ENCRYPTED = "Bucket eventing requires satellite-managed encryption (path encryption must be disabled)"
 
-_MAX_REASON = 500
-
-
-async def put(
-    pool: AsyncConnectionPool[Any],
-    settings: Settings,
-    project_public_id: str,
-    bucket: str,
-    rules: Sequence[Rule],
-    *,
-    request_id: str | None = None,
-    host_id: str | None = None,
-) -> None:
-    """Replace the bucket's rules. Without rules it deletes what there was and sends nothing.
-
-    `request_id` and `host_id` are those of the answer to the caller, so that a test event can be traced to its PUT.
-    """
-    await get(pool, project_public_id, bucket)  # nobody gets a test event for a bucket that is not there
-    request_id = request_id or secrets.token_hex(8).upper()
-    await _test({rule.topic.arn for rule in rules}, settings, bucket, request_id, host_id or request_id)
-    async with pool.connection() as connection:
-        await table.replace(connection, project_public_id, bucket, rules)
+Read = Callable[[], Awaitable[Sequence[Rule]]]
+"""Reads and validates what the caller sent: each front has its own form of it."""
 
 
-async def get(pool: AsyncConnectionPool[Any], project_public_id: str, bucket: str) -> list[Rule]:
-    """The bucket's rules; an empty list where there are none."""
-    async with pool.connection() as connection:
-        return await table.read(connection, project_public_id, bucket)
+@dataclass(frozen=True, slots=True)
+class Notifications:
+    """The service under both fronts."""
+
+    settings: Settings
+    pool: Pool
+    lookup: Lookup
+
+    async def put(
+        self,
+        caller: Principal,
+        bucket: str,
+        read: Read,
+        *,
+        expected: Sequence[str] | None = None,
+        request_id: str,
+        host_id: str,
+    ) -> str:
+        """Replace the bucket's rules; without rules, delete what there was. Returns the new entity tag.
+
+        `expected` are the entity tags that the caller is ready to change from. `request_id` and `host_id` are those of
+        the answer, so that a test event can be traced to its PUT. While a destination is waited for, no connection is
+        held: a slow topic of one tenant must not empty the pool of all.
+        """
+        self._check_enabled(caller)
+        await self._check_paths(caller)
+        _check_allowed(caller, PUT_NOTIFICATION, bucket)
+        before = await self._read(caller, bucket)  # nobody gets a test event for a bucket that is not there
+        rules = await read()
+        refuse(list(self._unavailable(rules)))
+        if expected is not None and before.etag not in expected:
+            raise table.changed_meanwhile()
+        await test_event.send(rules, self.settings, bucket, request_id, host_id)
+        async with self.pool.connection() as connection:
+            etag = await table.replace(connection, caller.project, bucket, rules, expected)
+        await self.lookup.forget(caller.project, bucket)
+        return etag
+
+    async def get(self, caller: Principal, bucket: str) -> Configuration:
+        """The bucket's rules, none where there are none. Always from the database, never from a cache."""
+        self._check_enabled(caller)
+        _check_allowed(caller, GET_NOTIFICATION, bucket)
+        return await self._read(caller, bucket)
+
+    def _check_enabled(self, caller: Principal) -> None:
+        if not self.settings.bucket_eventing.enabled(caller.project):
+            message = "Bucket eventing is not enabled for this project: ask the operator of this service for it."
+            raise CallerError("NotImplemented", message)
+
+    async def _check_paths(self, caller: Principal) -> None:
+        async with self.pool.connection() as connection:
+            found = await connection.execute(
+                "select from projects where public_id = %s and not path_encryption", [caller.project]
+            )
+        if not found.rowcount:
+            raise Precondition("InvalidRequest", _ENCRYPTED)
+
+    def _unavailable(self, rules: Sequence[Rule]) -> Iterator[CallerError]:
+        enabled = self.settings.bucket_eventing.destinations
+        for arn in {rule.topic.arn: None for rule in rules}:
+            if (kind := destinations.kind_of(arn)) not in enabled:
+                sentence = (
+                    f"{arn} cannot be served: the operator has not enabled {kind}. There is {', '.join(enabled) or 'nothing'}."
+                )
+                yield invalid("Topic", arn, sentence)
+
+    async def _read(self, caller: Principal, bucket: str) -> Configuration:
+        async with self.pool.connection() as connection:
+            return await table.read(connection, caller.project, bucket)
 
 
-async def _test(arns: set[str], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
-    """Send the test event to every destination at once; raise with the words of each that did not take it."""
-    message = Message(id=f"{request_id}.test", body=_test_event(bucket, request_id, host_id))
-    ordered = sorted(arns)
-    outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in ordered))
-    refused = {
-        arn: outcome.reason for arn, outcome in zip(ordered, outcomes, strict=True) if outcome.verdict is not Verdict.SENT
-    }
-    if refused:
-        words = "; ".join(f"{arn} ({reason[:_MAX_REASON]})" for arn, reason in refused.items())
-        raise CallerError(
-            "InvalidArgument",
-            f"Unable to validate the following destination configurations: {words}. The configuration was not changed.",
-            ArgumentName="Topic",
-            ArgumentValue=", ".join(refused),
-        )
-
-
-async def _send(arn: str, settings: Settings, message: Message) -> Outcome:
-    """One message through a client of its own: what is cached elsewhere would not notice a permission taken away."""
-    destination = destinations.connect(arn, settings)
-    try:
-        timeout = min(TEST_SECONDS, settings.delivery.publish_timeout_seconds)
-        (outcome,) = await destination.send([message], timeout)
-        return outcome
-    finally:
-        await destination.close()
-
-
-def _test_event(bucket: str, request_id: str, host_id: str) -> bytes:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    event = {
-        "Service": "Amazon S3",
-        "Event": "s3:TestEvent",
-        "Time": now,
-        "Bucket": bucket,
-        "RequestId": request_id,
-        "HostId": host_id,
-    }
-    return json.dumps(event).encode()
+def _check_allowed(caller: Principal, action: str, bucket: str) -> None:
+    if not caller.grant.allows(action, bucket, None, time.time()):
+        raise CallerError("AccessDenied", f"Access Denied: the key does not allow {action} on this bucket.")

@@ -14,7 +14,9 @@ The private project id stays inside the statements; callers know projects by the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
@@ -23,23 +25,38 @@ from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
 from tidings.rules.model import KeyFilter, Rule
 
-MATCHED = """(
-    select string_agg(r.rule::text, ',' order by r.rule)
-    from bucket_eventing_configs r
-    where r.project_id = b.project_id
-      and r.bucket_name = b.name
-      and r.events && %(wanted)s::text[]
+_WANTS: LiteralString = """
+      r.events && %(wanted)s::text[]
       and (
           (starts_with(%(key)s::text, coalesce(r.filter_prefix, ''))
               and right(%(key)s::text, length(coalesce(r.filter_suffix, ''))) = coalesce(r.filter_suffix, ''))
           or
-          (starts_with(%(encoded)s::text, coalesce(r.filter_prefix, ''))
-              and right(%(encoded)s::text, length(coalesce(r.filter_suffix, ''))) = coalesce(r.filter_suffix, ''))
+          (starts_with(%(form)s::text, coalesce(r.filter_prefix, ''))
+              and right(%(form)s::text, length(coalesce(r.filter_suffix, ''))) = coalesce(r.filter_suffix, ''))
       )
+"""
+
+MATCHED: LiteralString = f"""(
+    select string_agg(r.rule::text, ',' order by r.rule)
+    from bucket_eventing_configs r
+    where r.project_id = b.project_id and r.bucket_name = b.name and {_WANTS}
 )"""
 """`match.matches` for every rule of the row `b` of bucket_metainfos: the numbers of those that match, or null for none.
 
-Parameters: `wanted` from `events.names.wanted_by`, `key`, and `encoded` from `events.keys.encoded_if_different`.
+Parameters: `wanted` from `events.names.wanted_by`, `key`, and `form`: its encoded form where that counts and differs.
+"""
+
+MATCHED_IN_CACHE: LiteralString = f"""(
+    case when %(cached)s::jsonb ->> 'bucket' = b.id and (%(cached)s::jsonb ->> 'config')::bigint = b.config then (
+        select string_agg(r.rule::text, ',' order by r.rule)
+        from jsonb_to_recordset(%(cached)s::jsonb -> 'rules')
+            r(rule bigint, events text[], filter_prefix text, filter_suffix text)
+        where {_WANTS}
+    ) else {MATCHED} end
+)"""
+"""The same from what a cache gave, `cached` (see `snapshot`), if that is of this bucket and as new as the bucket's row.
+
+A reader that raced a PUT may have put an old answer back into the cache: it is found out here, and the table decides.
 """
 
 # One statement finds the bucket, locks it against another PUT and against its deletion, and counts the version.
@@ -48,6 +65,7 @@ _BUMP = """
 update bucket_metainfos b set config = b.config + 1
 from projects p
 where p.id = b.project_id and p.public_id = %(project)s and b.name = %(bucket)s
+returning b.id, b.config
 """
 
 # In one order for everybody: two PUTs that make the same lanes must not wait for each other in a circle.
@@ -68,8 +86,9 @@ where p.id = c.project_id and p.public_id = %(project)s and c.bucket_name = %(bu
 
 _UPSERT = """
 insert into bucket_eventing_configs
-    (project_id, bucket_name, config_id, topic_name, events, filter_prefix, filter_suffix, lane)
-select p.id, %(bucket)s, %(id)s, %(topic)s, %(events)s::text[], nullif(%(prefix)s, ''), nullif(%(suffix)s, ''), l.id
+    (project_id, bucket_name, config_id, topic_name, events, filter_prefix, filter_suffix, lane, since)
+select p.id, %(bucket)s, %(id)s, %(topic)s, %(events)s::text[], nullif(%(prefix)s, ''), nullif(%(suffix)s, ''), l.id,
+       %(config)s
 from projects p join lanes l on l.project = p.public_id and l.destination = %(destination)s
 where p.public_id = %(project)s
 on conflict (project_id, bucket_name, config_id) do update
@@ -78,7 +97,7 @@ on conflict (project_id, bucket_name, config_id) do update
 """
 
 _READ = """
-select c.config_id, c.topic_name, c.events, coalesce(c.filter_prefix, ''), coalesce(c.filter_suffix, '')
+select b.id, b.config, c.config_id, c.topic_name, c.events, coalesce(c.filter_prefix, ''), coalesce(c.filter_suffix, '')
 from projects p
 join bucket_metainfos b on b.project_id = p.id
 left join bucket_eventing_configs c on c.project_id = b.project_id and c.bucket_name = b.name
@@ -86,31 +105,78 @@ where p.public_id = %(project)s and b.name = %(bucket)s
 order by c.rule
 """
 
+_SNAPSHOT = """
+select json_build_object('bucket', b.id, 'config', b.config, 'rules', coalesce(
+    (select json_agg(json_build_object('rule', c.rule, 'events', c.events, 'filter_prefix', c.filter_prefix,
+                                       'filter_suffix', c.filter_suffix))
+     from bucket_eventing_configs c where c.project_id = b.project_id and c.bucket_name = b.name), '[]'))::text
+from projects p join bucket_metainfos b on b.project_id = p.id
+where p.public_id = %(project)s and b.name = %(bucket)s
+"""
 
-async def replace(connection: AsyncConnection[Any], project_public_id: str, bucket: str, rules: Sequence[Rule]) -> None:
-    """Make these the bucket's rules, all of them and no others, in one transaction."""
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A bucket's rules, and the entity tag that stands for them: each change gets another, also one that changes back."""
+
+    rules: Sequence[Rule]
+    etag: str
+
+
+async def replace(
+    connection: AsyncConnection[Any],
+    project_public_id: str,
+    bucket: str,
+    rules: Sequence[Rule],
+    expected: Sequence[str] | None = None,
+) -> str:
+    """Make these the bucket's rules, all of them and no others, in one transaction; returns their entity tag.
+
+    With `expected`, only if the entity tag of what is there is among these.
+    """
     where = {"project": project_public_id, "bucket": bucket}
-    async with connection.transaction():
-        if not (await connection.execute(_BUMP, where)).rowcount:
+    async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+        row = await (await cursor.execute(_BUMP, where)).fetchone()
+        if row is None:
             raise _no_such_bucket(bucket)
-        await connection.execute(_LANES, {**where, "destinations": list({rule.topic.arn: None for rule in rules})})
+        bucket_id, config = row
+        if expected is not None and _etag(bucket_id, config - 1) not in expected:
+            raise changed_meanwhile()
+        await cursor.execute(_LANES, {**where, "destinations": list({rule.topic.arn: None for rule in rules})})
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.topic.name for rule in rules]}
-        await connection.execute(_DELETE, {**where, **kept})
-        for rule in rules:
-            await connection.execute(_UPSERT, {**where, **_row(rule)})
+        await cursor.execute(_DELETE, {**where, **kept})
+        await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])
+    return _etag(bucket_id, config)
 
 
-async def read(connection: AsyncConnection[Any], project_public_id: str, bucket: str) -> list[Rule]:
+async def read(connection: AsyncConnection[Any], project_public_id: str, bucket: str) -> Configuration:
     """The bucket's rules, oldest first. Always from the database: a tenant sees what was just put."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
         rows = await (await cursor.execute(_READ, {"project": project_public_id, "bucket": bucket})).fetchall()
     if not rows:
         raise _no_such_bucket(bucket)
-    return [
+    rules = [
         Rule(config_id, PubSubTopic.from_name(topic), tuple(events), KeyFilter(prefix, suffix))
-        for config_id, topic, events, prefix, suffix in rows
+        for _, _, config_id, topic, events, prefix, suffix in rows
         if config_id is not None
     ]
+    return Configuration(rules, _etag(*rows[0][:2]))
+
+
+async def snapshot(connection: AsyncConnection[Any], project_public_id: str, bucket: str) -> str | None:
+    """What a cache keeps of a bucket, for `MATCHED_IN_CACHE`; None if there is no such bucket."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        row = await (await cursor.execute(_SNAPSHOT, {"project": project_public_id, "bucket": bucket})).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _etag(bucket_id: str, config: int) -> str:
+    return sha256(f"{bucket_id} {config}".encode()).hexdigest()[:32]
+
+
+def changed_meanwhile() -> CallerError:
+    message = "The configuration is not the one in If-Match any more: read it again, and put your change into that."
+    return CallerError("PreconditionFailed", message, Condition="If-Match")
 
 
 def _row(rule: Rule) -> dict[str, Any]:

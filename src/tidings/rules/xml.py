@@ -15,22 +15,16 @@ from defusedxml.ElementTree import ParseError, XMLParser
 
 from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
-from tidings.rules.model import (
-    MOST_RULES,
-    KeyFilter,
-    Rule,
-    derived_id,
-    event_problems,
-    filter_problems,
-    id_problems,
-)
+from tidings.events.profiles import AWS, Profile
+from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems, filter_problems, id_problems, invalid
+from tidings.rules.overlaps import problems_together
 from tidings.rules.problems import refuse
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
-MAX_ELEMENTS = 1000
+MAX_ELEMENTS = 4000
 
 _ROOT = "NotificationConfiguration"
 _OTHER_DESTINATIONS = ("QueueConfiguration", "CloudFunctionConfiguration", "EventBridgeConfiguration")
@@ -46,15 +40,26 @@ _SHAPE = {
 """What may stand inside what, and how often. An element that is not listed holds text only."""
 
 
-def parse(body: bytes) -> list[Rule]:
+def parse(body: bytes, profile: Profile = AWS) -> list[Rule]:
     """The rules of a document, or one CallerError that names everything that is wrong with it."""
     root = _read(body)
     if root.tag != _ROOT:
         raise _malformed(f"The document is a <{_shown(root.tag)}>. Send a <{_ROOT}>.")
     problems = [*_misshapen(root), *_unsupported(root)]
-    rules = [_rule(configuration, problems) for configuration in root.findall("TopicConfiguration")]
+    configurations = root.findall("TopicConfiguration")
+    rules = []
+    for number, configuration in enumerate(configurations, start=1):
+        own: list[CallerError] = []
+        rule = _rule(configuration, profile, own)
+        problems += [_placed(problem, number) for problem in own] if len(configurations) > 1 else own
+        rules += [rule] if rule is not None else []
+    problems += problems_together(rules, profile)
     refuse(problems)
-    return [rule for rule in rules if rule is not None]
+    return rules
+
+
+def _placed(problem: CallerError, number: int) -> CallerError:
+    return CallerError(problem.code, f"TopicConfiguration {number}: {problem.message}", **problem.elements)
 
 
 def render(rules: Sequence[Rule]) -> bytes:
@@ -139,14 +144,10 @@ def _misshapen(element: Element) -> Iterator[CallerError]:
 def _unsupported(root: Element) -> Iterator[CallerError]:
     for name in _OTHER_DESTINATIONS:
         if root.find(name) is not None:
-            yield _invalid(f"<{name}> cannot be served: this version delivers to Pub/Sub topics only.", name, "")
-    count = len(root.findall("TopicConfiguration"))
-    if count > MOST_RULES:
-        sentence = f"The document has {count} TopicConfigurations. This version keeps {MOST_RULES} for a bucket."
-        yield _invalid(sentence, "TopicConfiguration", str(count))
+            yield invalid(name, "", f"<{name}> cannot be served: this version delivers to Pub/Sub topics only.")
 
 
-def _rule(configuration: Element, problems: list[CallerError]) -> Rule | None:
+def _rule(configuration: Element, profile: Profile, problems: list[CallerError]) -> Rule | None:
     """The rule that a configuration describes; None where something was wrong, which is then among the problems.
 
     What `_misshapen` has named already (a missing element, a second one) is passed over here.
@@ -157,8 +158,8 @@ def _rule(configuration: Element, problems: list[CallerError]) -> Rule | None:
     events = tuple(event.text or "" for event in configuration.findall("Event"))
     problems += filter_problems(prefix, suffix)
     problems += id_problems(config_id) if config_id else ()
-    problems += event_problems(events) if events else ()
-    if problems or topic is None:
+    problems += event_problems(events, profile) if events else ()
+    if problems or topic is None or not events:
         return None
     key_filter = KeyFilter(prefix, suffix)
     return Rule(config_id or derived_id(topic, events, key_filter), topic, events, key_filter)
@@ -183,11 +184,11 @@ def _filter(configuration: Element, problems: list[CallerError]) -> tuple[str, s
             found[name].append(value)
         elif filter_rule.find("Name") is not None:
             sentence = f"The filter rule name must be either prefix or suffix, not {_shown(written)!r}."
-            problems.append(_invalid(sentence, "FilterRule.Name", written))
+            problems.append(invalid("FilterRule.Name", written, sentence))
     for name, values in found.items():
         if len(values) > 1:
             sentence = f"The filter has {len(values)} {name} rules. Only one {name} can be set."
-            problems.append(_invalid(sentence, "FilterRule.Name", name))
+            problems.append(invalid("FilterRule.Name", name, sentence))
     prefix, suffix = (next(iter(values), "") for values in found.values())
     return prefix, suffix
 
@@ -216,7 +217,3 @@ def _shown(text: str) -> str:
 
 def _malformed(sentence: str) -> CallerError:
     return CallerError("MalformedXML", sentence)
-
-
-def _invalid(sentence: str, name: str, value: str) -> CallerError:
-    return CallerError("InvalidArgument", sentence, ArgumentName=name, ArgumentValue=value[:200])

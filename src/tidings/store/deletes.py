@@ -10,13 +10,11 @@ from tidings.events import names
 from tidings.store import statements
 from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import EMPTY_ETAG, Done, Origin, Place
+from tidings.store.transmitting import transmitting
 
 _LAST, _EXACT, _ALL = "delete last committed", "delete exact version", "delete all versions"
 
-# The rules that want the change: which event it is depends on the bucket.
-_BUCKET: LiteralString = statements.BUCKET.replace(
-    "%(wanted)s::text[]", "case b.versioning when 'unversioned' then %(wanted)s::text[] else %(wanted_marker)s::text[] end"
-)
+_BUCKET: LiteralString = statements.of_either(statements.BUCKET)
 
 _GONE: LiteralString = f"""
     select '{names.DELETE}' as event, null::bigint as size, null::text as etag, version_id, size as old_size, content_type,
@@ -52,7 +50,8 @@ c as ({statements.change(_GONE.format(relation="d"))}),
 m as ({statements.change(_marked(_REPLACED))})
 select b.versioning, h.version_id,
        coalesce((select segments from d), case when h.old_version_id = 'null' and h.version_id = 'null' then old_segments end),
-       exists (select from heads where bucket_id = b.id and key = %(key)s) and not exists (select from d)
+       exists (select from heads where bucket_id = b.id and key = %(key)s) and not exists (select from d),
+       coalesce((select rules from c), (select rules from m))
 from b left join h on true
 """
 
@@ -63,7 +62,7 @@ d as (
     returning h.version_id, h.size, h.content_type, h.metadata, h.tags, h.segments
 ),
 c as ({statements.change(_GONE.format(relation="d"))})
-select segments from d
+select segments, (select rules from c) from d
 """
 
 _MARK: LiteralString = f"""
@@ -71,7 +70,9 @@ with b as ({statements.BUCKET}),
 h as ({statements.head(statements.IN_ONE_STATEMENT)}),
 v as ({statements.KEEP}),
 c as ({statements.change(_marked(_REPLACED))})
-select h.version_id, case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null from h
+select h.version_id, case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null,
+       (select rules from c)
+from h
 """
 
 _MARK_UNDER_LOCK: LiteralString = f"""
@@ -81,23 +82,24 @@ v as ({statements.KEEP}),
 n as ({statements.REMOVE_NULL}),
 c as ({statements.change(_marked(_REPLACED + " union all select delete_marker, size, content_type, metadata, tags from n"))})
 select h.version_id, case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end,
-       (select segments from n)
+       (select segments from n), (select rules from c)
 from h
 """
 
 
+@transmitting
 async def delete_object_last_committed(pool: Pool, place: Place, origin: Origin) -> Done:
     """Remove the object, or cover it with a delete marker where the bucket keeps versions."""
     parameters = _parameters(place, _LAST, origin)
     with deleted_meanwhile(place.bucket):
-        row = await (await run(pool, _DELETE_LAST, parameters)).fetchone()
+        row = await (await run(pool, statements.looked_up(_DELETE_LAST, parameters), parameters)).fetchone()
         if row is None:
             raise no_such_bucket(place.bucket)
-        versioning, version_id, segments, unclear = row
+        versioning, version_id, segments, unclear, rules = row
         if versioning == "unversioned" and not unclear:
-            return Done(unused=statements.names_of(segments))
+            return Done(unused=statements.names_of(segments), rules=statements.kept(rules))
         if version_id is not None:
-            return Done(version_id, delete_marker=True, unused=statements.names_of(segments))
+            return Done(version_id, delete_marker=True, unused=statements.names_of(segments), rules=statements.kept(rules))
         async with transaction(pool) as connection:
             return await _delete_last_under_lock(connection, parameters)
 
@@ -106,19 +108,21 @@ async def _delete_last_under_lock(connection: Any, parameters: dict[str, Any]) -
     marking = {**parameters, "wanted": parameters["wanted_marker"]}
     while True:
         head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
-        bucket = await (await connection.execute(statements.BUCKET, parameters)).fetchone()
+        bucket = await (await connection.execute(statements.VERSIONING, parameters)).fetchone()
         if bucket is None:
             raise no_such_bucket(parameters["bucket"])
-        if bucket[2] == "unversioned":
+        if bucket[0] == "unversioned":
             if head is None:
                 return Done()
-            row = await (await connection.execute(_DELETE_UNVERSIONED_UNDER_LOCK, parameters)).fetchone()
-            return Done(unused=statements.names_of(row[0]) if row else ())
-        row = await (await connection.execute(_MARK if head is None else _MARK_UNDER_LOCK, marking)).fetchone()
+            statement = statements.looked_up(_DELETE_UNVERSIONED_UNDER_LOCK, parameters)
+            row = await (await connection.execute(statement, parameters)).fetchone()
+            return Done(unused=statements.names_of(row[0]), rules=statements.kept(row[1])) if row else Done()
+        statement = statements.looked_up(_MARK if head is None else _MARK_UNDER_LOCK, parameters)
+        row = await (await connection.execute(statement, marking)).fetchone()
         if row is not None:
-            version_id, replaced, removed = row
+            version_id, replaced, removed, rules = row
             unused = [*statements.names_of(replaced), *statements.names_of(removed)]
-            return Done(version_id, delete_marker=True, unused=unused)
+            return Done(version_id, delete_marker=True, unused=unused, rules=statements.kept(rules))
         # There was no head to lock, and now there is one.
 
 
@@ -131,7 +135,7 @@ d as (
     returning v.{_FIELDS.replace(", ", ", v.")}
 ),
 c as ({statements.change(_GONE.format(relation="d"))})
-select delete_marker, segments from d
+select delete_marker, segments, (select rules from c) from d
 """
 
 _REMOVE_HEAD: LiteralString = f"""
@@ -155,11 +159,12 @@ d as (
 ),
 x as (select * from u union all select * from d),
 c as ({statements.change(_GONE.format(relation="x"))})
-select delete_marker, segments from x
+select delete_marker, segments, (select rules from c) from x
 """
 """Removes the newest version; the one behind it takes its place."""
 
 
+@transmitting
 async def delete_object_exact_version(pool: Pool, place: Place, version_id: str, origin: Origin) -> Done:
     """Remove one version for good. If it was the newest, the one behind it is the newest now."""
     parameters = _parameters(place, _EXACT, origin) | {"version_id": version_id}
@@ -171,16 +176,17 @@ async def remove_version(connection: Any, parameters: dict[str, Any], version_id
     """The same in a transaction that may hold locks already."""
     head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
     if head is None:
-        if await (await connection.execute(statements.BUCKET, parameters)).fetchone() is None:
+        if await (await connection.execute(statements.VERSIONING, parameters)).fetchone() is None:
             raise no_such_bucket(parameters["bucket"])
         return Done()
-    statement = _REMOVE_HEAD if head[0] == version_id else _REMOVE_BEHIND
+    statement = statements.looked_up(_REMOVE_HEAD if head[0] == version_id else _REMOVE_BEHIND, parameters)
     row = await (await connection.execute(statement, {**parameters, "version_id": version_id})).fetchone()
     if row is None:
         return Done()
-    return Done(version_id, delete_marker=row[0], unused=statements.names_of(row[1]))
+    return Done(version_id, delete_marker=row[0], unused=statements.names_of(row[1]), rules=statements.kept(row[2]))
 
 
+@transmitting
 async def delete_objects(
     pool: Pool, project: str, bucket: str, wanted: Sequence[tuple[str, str | None]], origin: Origin
 ) -> list[Done]:
@@ -198,10 +204,11 @@ async def delete_objects(
     return [done[number] for number in range(len(wanted))]
 
 
+@transmitting
 async def delete_objects_all_versions(pool: Pool, place: Place, origin: Origin) -> Done:
     """Remove every version of a key, the newest last, each with its change."""
     parameters = _parameters(place, _ALL, origin)
-    unused: list[str] = []
+    gone: list[Done] = []
     async with transaction(pool) as connection:
         await connection.execute(statements.LOCK, parameters)
         listed = await connection.execute(
@@ -211,11 +218,12 @@ async def delete_objects_all_versions(pool: Pool, place: Place, origin: Origin) 
             parameters,
         )
         for (version_id,) in await listed.fetchall():
-            unused += (await remove_version(connection, parameters, version_id)).unused
+            gone.append(await remove_version(connection, parameters, version_id))
         head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
         if head is not None:
-            unused += (await remove_version(connection, parameters, head[0])).unused
-    return Done(unused=unused)
+            gone.append(await remove_version(connection, parameters, head[0]))
+    unused = [name for done in gone for name in done.unused]
+    return Done(unused=unused, rules=tuple(rules for done in gone for rules in done.rules))
 
 
 def _parameters(place: Place, operation: str, origin: Origin) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
+from tidings.rules.lookup import Eventing
+
 EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 
 
@@ -36,12 +38,13 @@ class Content:
 
 
 class Origin(NamedTuple):
-    """Where a change comes from, as its event will tell."""
+    """Where a change comes from, as its event will tell, and what is known of who wants to hear of it."""
 
     principal: str
     source_ip: str
     request_id: str
     request_at: datetime | None = None
+    eventing: Eventing = Eventing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an operation did. `unused` are blobs that no row refers to any more."""
+    """What an operation did. `unused` are blobs that no row refers to any more.
+
+    `rules` are those that want its changes, for each change that was kept: empty for none, else as the change has them.
+    """
 
     version_id: str | None = None
     delete_marker: bool = False
     modified_at: datetime | None = None
     unused: Sequence[str] = ()
+    rules: tuple[str, ...] = ()

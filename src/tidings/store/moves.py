@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import LiteralString
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.deletes import remove_version
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
 from tidings.store.objects import ANYTHING, commit_under_lock, no_such_key, precondition_failed
+from tidings.store.transmitting import transmitting
 
 _OPERATION = "finish move"
 
@@ -24,6 +26,7 @@ _SOURCE: LiteralString = """
 """
 
 
+@transmitting
 async def finish_move_object(
     pool: Pool,
     source: Place,
@@ -54,5 +57,5 @@ async def finish_move_object(
             blobs = None if segments is None else [Segment(*each) for each in segments]
             content = Content(size, etag, content_type, metadata, body, blobs, tags)
             done = await commit_under_lock(connection, there | statements.content(content), condition)
-            await remove_version(connection, here, version_id)
-            return done
+            gone = await remove_version(connection, here, version_id)
+            return replace(done, rules=(*gone.rules, *done.rules))

@@ -10,6 +10,7 @@ from tidings.events import names
 from tidings.store import statements
 from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import Condition, Content, Done, Origin, Place, Version
+from tidings.store.transmitting import transmitting
 
 _CREATED: LiteralString = """
     select %(event)s as event, h.size, h.etag, h.version_id, null::bigint as old_size, %(content_type)s as content_type,
@@ -23,7 +24,7 @@ h as ({statements.head(f"{statements.IN_ONE_STATEMENT} and {_ALLOWED}")}),
 v as ({statements.KEEP}),
 c as ({statements.change(_CREATED)})
 select b.versioning, h.version_id, h.modified_at,
-       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null
+       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, null, (select rules from c)
 from b left join h on true
 """
 """Safe with or without the lock. It does nothing where only the lock would make it so."""
@@ -35,27 +36,31 @@ v as ({statements.KEEP}),
 n as ({statements.REMOVE_NULL}),
 c as ({statements.change(_CREATED)})
 select b.versioning, h.version_id, h.modified_at,
-       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, (select segments from n)
+       case when h.old_version_id = 'null' and h.version_id = 'null' then h.old_segments end, (select segments from n),
+       (select rules from c)
 from b left join h on true
 """
 
 ANYTHING = Condition()
 
 
+@transmitting
 async def commit_inline_object(
-    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING
+    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING, event: str = names.PUT
 ) -> Done:
     """Put a small object, whose bytes lie in its row."""
-    return await _commit(pool, place, content, "commit inline", names.PUT, origin, condition)
+    return await _commit(pool, place, content, "commit inline", event, origin, condition)
 
 
+@transmitting
 async def commit_object_with_segments(
-    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING
+    pool: Pool, place: Place, content: Content, origin: Origin, condition: Condition = ANYTHING, event: str = names.PUT
 ) -> Done:
     """Put a larger object, whose bytes are in blobs already."""
-    return await _commit(pool, place, content, "commit with segments", names.PUT, origin, condition)
+    return await _commit(pool, place, content, "commit with segments", event, origin, condition)
 
 
+@transmitting
 async def finish_copy_object(
     pool: Pool, place: Place, content: Content, origin: Origin, source: str, condition: Condition = ANYTHING
 ) -> Done:
@@ -76,7 +81,7 @@ async def _commit(
     parameters = statements.parameters(place, event, operation, origin, source) | statements.content(content)
     with deleted_meanwhile(place.bucket):
         if condition == ANYTHING:
-            row = await (await run(pool, _COMMIT, parameters)).fetchone()
+            row = await (await run(pool, statements.looked_up(_COMMIT, parameters), parameters)).fetchone()
             if row is None:
                 raise no_such_bucket(place.bucket)
             if row[1] is not None:
@@ -90,14 +95,14 @@ async def commit_under_lock(connection: Any, parameters: dict[str, Any], conditi
     parameters = {**parameters, "absent": condition.absent}
     if not await _locked(connection, parameters, condition):
         # There was nothing to lock. By now there may be: then this does nothing, or only what needs no lock.
-        row = await (await connection.execute(_COMMIT, parameters)).fetchone()
+        row = await (await connection.execute(statements.looked_up(_COMMIT, parameters), parameters)).fetchone()
         if row is None:
             raise no_such_bucket(parameters["bucket"])
         if row[1] is not None:
             return _done(row)
         if not await _locked(connection, parameters, condition):
             raise _too_late()
-    row = await (await connection.execute(_COMMIT_UNDER_LOCK, parameters)).fetchone()
+    row = await (await connection.execute(statements.looked_up(_COMMIT_UNDER_LOCK, parameters), parameters)).fetchone()
     if row is None or row[1] is None:
         raise _too_late()
     return _done(row)
@@ -108,7 +113,7 @@ async def _locked(connection: Any, parameters: dict[str, Any], condition: Condit
     head = await (await connection.execute(statements.LOCK, parameters)).fetchone()
     etag = head[1] if head is not None and not head[2] else None
     if condition.etags and etag is None:
-        if await (await connection.execute(statements.BUCKET, parameters)).fetchone() is None:
+        if await (await connection.execute(statements.VERSIONING, parameters)).fetchone() is None:
             raise no_such_bucket(parameters["bucket"])
         raise no_such_key(parameters["key"])
     if (condition.absent and etag is not None) or (condition.etags and not {etag, "*"} & {*condition.etags}):
@@ -121,10 +126,10 @@ def _too_late() -> CallerError:
 
 
 def _done(row: tuple[Any, ...]) -> Done:
-    versioning, version_id, modified_at, replaced, removed = row
+    versioning, version_id, modified_at, replaced, removed, rules = row
     shown = None if versioning == "unversioned" else version_id
     unused = [*statements.names_of(replaced), *statements.names_of(removed)]
-    return Done(shown, modified_at=modified_at, unused=unused)
+    return Done(shown, modified_at=modified_at, unused=unused, rules=statements.kept(rules))
 
 
 def precondition_failed(**elements: str) -> CallerError:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, LiteralString
 
 from tidings.events import keys, names
-from tidings.rules.table import MATCHED
+from tidings.rules.lookup import UNREAD
+from tidings.rules.table import MATCHED, MATCHED_IN_CACHE
 from tidings.store.model import Content, Origin, Place, Segment
 
 COLUMNS: LiteralString = (
@@ -32,8 +34,13 @@ OLD: LiteralString = ", ".join([f"old.{name} as old_{name}" for name in COLUMNS.
 _KEPT: LiteralString = ", ".join([f"h.old_{name}" for name in COLUMNS.split(", ")])
 
 BUCKET: LiteralString = f"""
-    select b.id, b.config, b.versioning, ({MATCHED}) as rules
+    select b.id, b.config, b.versioning, {MATCHED} as rules
     from bucket_metainfos b join projects p on p.id = b.project_id
+    where p.public_id = %(project)s and b.name = %(bucket)s
+"""
+
+VERSIONING: LiteralString = """
+    select b.versioning from bucket_metainfos b join projects p on p.id = b.project_id
     where p.public_id = %(project)s and b.name = %(bucket)s
 """
 
@@ -93,8 +100,34 @@ def change(source: LiteralString) -> LiteralString:
            %(source_ip)s, %(request_id)s, b.config, b.rules, %(operation)s,
            case when b.versioning <> 'unversioned' then x.version_id end, b.versioning, x.old_size, x.content_type,
            x.metadata, x.tags, %(copy_source)s, %(request_at)s, x.replaced
-    from b, ({source}) x
+    from b, ({source}) x where %(recorded)s
+    returning coalesce(rules, '') as rules
 """
+
+
+EITHER: LiteralString = "case b.versioning when 'unversioned' then %(wanted)s::text[] else %(wanted_marker)s::text[] end"
+"""Which event a delete is depends on the bucket."""
+
+
+def of_either(text: LiteralString) -> LiteralString:
+    """The rules that want a delete, or the marker that is made in its place."""
+    return text.replace("%(wanted)s::text[]", EITHER)
+
+
+_MATCHED = {"cache": MATCHED_IN_CACHE, "unread": f"'{UNREAD}'"}
+
+
+@cache
+def _looked_up(statement: LiteralString, source: str) -> LiteralString:
+    if source == "database":
+        return statement
+    instead = _MATCHED[source]
+    return statement.replace(of_either(MATCHED), of_either(instead)).replace(MATCHED, instead)
+
+
+def looked_up(statement: LiteralString, parameters: Mapping[str, Any]) -> LiteralString:
+    """A statement that looks for the rules where its parameters say."""
+    return _looked_up(statement, parameters["source"])
 
 
 # As PostgreSQL writes an array: adapting a Python list for every request costs more than all the other parameters.
@@ -102,17 +135,26 @@ _WANTED = {event: f"{{{','.join(names.wanted_by(event))}}}" for event in names.N
 
 
 def parameters(place: Place, event: str, operation: str, origin: Origin, copy_source: str | None = None) -> dict[str, Any]:
+    eventing, encoded = origin.eventing, keys.encoded_if_different(place.key)
+    event = eventing.profile.event(event)
     return {
         "project": place.project,
         "bucket": place.bucket,
         "key": place.key,
-        "encoded": keys.encoded_if_different(place.key),
+        "encoded": encoded,
+        "form": None if eventing.profile.literal_filters else encoded,
         "event": event,
         "wanted": _WANTED[event],
         "operation": operation,
         "copy_source": copy_source,
         "absent": False,
-        **origin._asdict(),
+        "principal": origin.principal,
+        "source_ip": origin.source_ip,
+        "request_id": origin.request_id,
+        "request_at": origin.request_at,
+        "recorded": eventing.recorded,
+        "source": eventing.source,
+        "cached": eventing.cached,
     }
 
 
@@ -145,6 +187,11 @@ MARKER: Mapping[str, Any] = {
 
 def as_json(values: Mapping[str, str]) -> str:
     return json.dumps(values, ensure_ascii=False) if values else "{}"
+
+
+def kept(rules: str | None) -> tuple[str, ...]:
+    """What a statement that appends one change says of the rules: nothing where it appended none."""
+    return () if rules is None else (rules,)
 
 
 def names_of(segments: Sequence[Sequence[Any]] | None) -> list[str]:

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple
 
@@ -24,6 +24,7 @@ from tidings.store import statements
 from tidings.store.buckets import deleted_meanwhile, no_such_bucket
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
 from tidings.store.objects import ANYTHING, commit_under_lock, newest
+from tidings.store.transmitting import transmitting
 
 MIN_PART = 5 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -221,6 +222,7 @@ class Completed:
     checksums: dict[str, str]
 
 
+@transmitting
 async def complete(
     pool: Pool,
     place: Place,
@@ -271,12 +273,12 @@ async def _complete(
             segments=[Segment(part.blob, part.size) for part in chosen],
             tags=upload.tags,
         )
-        parameters = statements.parameters(place, names.PUT, "commit with segments", origin) | statements.content(content)
+        parameters = statements.parameters(place, names.MULTIPART, "commit with segments", origin) | statements.content(content)
         done = await commit_under_lock(connection, parameters, condition)
         await connection.execute("delete from uploads where id = %s", [upload_id])
     kept = {part.number for part in chosen}
     unused = [*done.unused, *(part.blob for part in parts if part.number not in kept)]
-    return Completed(Done(done.version_id, modified_at=done.modified_at, unused=unused), etag, found)
+    return Completed(replace(done, unused=unused), etag, found)
 
 
 def _chosen(wanted: Sequence[Wanted], parts: dict[int, Part]) -> list[Part]:

@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 
 from signed_requests import Boto3, presigned_by_hand, signed_by_hand
-from tidings.access.keys import KeyCache
 from tidings.api import operations
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
@@ -47,7 +46,7 @@ def ask(tmp_path: Path) -> Any:
 
         async def serve() -> None:
             pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", 1)
-            parts = Parts(Settings(), pool, Blobs(f"file://{tmp_path}"), KeyCache(pool))
+            parts = Parts.over(Settings(), pool, Blobs(f"file://{tmp_path}"))
             await S3(parts)(scope, receive, send)
 
         asyncio.run(serve())

@@ -12,6 +12,7 @@ from tidings.errors import STATUS, CallerError
 from tidings.events import keys, names
 from tidings.events.arn import PubSubTopic
 from tidings.events.positions import START, Position
+from tidings.events.profiles import AWS
 
 
 def test_an_arn_and_a_topic_name_are_the_same_thing() -> None:
@@ -43,7 +44,7 @@ def test_a_wrong_arn_is_refused_with_its_value(arn: str) -> None:
 
 def test_a_change_is_asked_for_by_its_name_and_by_its_category() -> None:
     assert names.wanted_by("ObjectCreated:Put") == ["s3:ObjectCreated:Put", "s3:ObjectCreated:*"]
-    assert all(set(names.wanted_by(name)) <= names.SUBSCRIBABLE for name in names.NAMES)
+    assert all(set(names.wanted_by(name)) <= AWS.subscribable for name in names.NAMES)
 
 
 @pytest.mark.parametrize(

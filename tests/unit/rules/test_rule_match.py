@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from tidings.events import names
 from tidings.events.keys import form_encoded
 from tidings.rules.match import matches
-from truth_table import ROWS, Row, random_rows
+from truth_table import QUESTIONS, Row, random_rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 EVENT = st.sampled_from(names.NAMES)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.question)
-def test_the_python_matcher_answers_as_the_truth_table_says(row: Row) -> None:
-    assert matches(row.events, row.prefix, row.suffix, event=row.event, key=row.key) is row.expected
+@pytest.mark.parametrize(("row", "literal"), QUESTIONS)
+def test_the_python_matcher_answers_as_the_truth_table_says(row: Row, literal: bool) -> None:
+    assert matches(row.events, row.prefix, row.suffix, event=row.event, key=row.key, literal=literal) is row.expected
 
 
 @given(TEXT, EVENT)

@@ -7,7 +7,7 @@ import pytest
 
 from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
-from tidings.events.names import SUBSCRIBABLE
+from tidings.events.profiles import AWS
 from tidings.rules.model import KeyFilter, Rule, derived_id
 
 TOPIC = PubSubTopic("my-gcp-project", "my-bucket-events")
@@ -33,7 +33,7 @@ def test_both_halves_of_a_filter_are_named_when_both_are_wrong() -> None:
         KeyFilter("p" * 1025, "s" * 1025)
 
 
-@pytest.mark.parametrize("event", sorted(SUBSCRIBABLE))
+@pytest.mark.parametrize("event", sorted(AWS.subscribable))
 def test_a_rule_takes_every_event_that_can_be_asked_for(event: str) -> None:
     assert Rule("id", TOPIC, (event,)).events == (event,)
 
@@ -47,7 +47,7 @@ def test_an_event_that_is_not_supported_is_named_beside_those_that_are(event: st
     assert refused.value.code == "InvalidArgument"
     assert refused.value.elements == {"ArgumentName": "Event", "ArgumentValue": event}
     assert f"The event {event!r} is not supported." in refused.value.message
-    assert all(supported in refused.value.message for supported in SUBSCRIBABLE)
+    assert all(supported in refused.value.message for supported in AWS.subscribable)
 
 
 def test_a_rule_without_events_is_refused() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
-from tidings.events.names import SUBSCRIBABLE
+from tidings.events.profiles import AWS, STORJ, Profile
 from tidings.rules.model import KeyFilter, Rule
 from tidings.rules.xml import MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, parse, render
 
@@ -35,9 +35,9 @@ def filters(*rules: tuple[str, str]) -> str:
     return f"<Filter><S3Key>{inner}</S3Key></Filter>"
 
 
-def refused(body: bytes) -> CallerError:
+def refused(body: bytes, profile: Profile = AWS) -> CallerError:
     with pytest.raises(CallerError) as caught:
-        parse(body)
+        parse(body, profile)
     assert caught.value.status == 400
     return caught.value
 
@@ -90,7 +90,7 @@ TOPICS = st.builds(
     st.text("abc019-", max_size=10).map("my-{}-project".format),
     st.text("abcXYZ019._~+%-", max_size=20).map("topic{}".format),
 )
-EVENTS = st.lists(st.sampled_from(sorted(SUBSCRIBABLE)), min_size=1, max_size=8).map(tuple)
+EVENTS = st.lists(st.sampled_from(sorted(AWS.subscribable)), min_size=1, max_size=8).map(tuple)
 RULES = st.builds(Rule, IDS, TOPICS, EVENTS, st.builds(KeyFilter, TEXT, TEXT))
 
 
@@ -185,7 +185,14 @@ INVALID = {
     "a queue": ("<QueueConfiguration><Queue>arn:aws:sqs:::q</Queue></QueueConfiguration>", ONLY_PUBSUB),
     "a function": ("<CloudFunctionConfiguration/>", ONLY_PUBSUB),
     "EventBridge": ("<EventBridgeConfiguration/>", ONLY_PUBSUB),
-    "two configurations": (topic("<Id>a</Id>") + topic("<Id>b</Id>"), "This version keeps 1 for a bucket"),
+    "two that overlap": (
+        topic("<Id>a</Id>") + topic("<Id>b</Id>"),
+        "overlapping suffixes in two rules if the prefixes are overlapping for the same event type: 'a' and 'b' do.",
+    ),
+    "two of one name": (
+        topic("<Id>a</Id>") + topic("<Id>a</Id>", events="<Event>s3:ObjectRemoved:*</Event>"),
+        "Same ID used for multiple configurations. IDs must be unique: 'a' is there 2 times.",
+    ),
 }
 
 
@@ -213,6 +220,35 @@ def test_everything_that_is_wrong_with_a_document_is_named_in_one_answer() -> No
     assert worse.code == "MalformedXML"
     assert "<Surprise>" in worse.message
     assert "'nowhere'" in worse.message
+
+
+def test_a_problem_is_named_with_the_configuration_that_has_it() -> None:
+    parts = [topic(f"<Id>{n}</Id>" + filters(("prefix", f"{n}/"))) for n in range(3)]
+    parts[1] = topic(arn="<Topic>nowhere</Topic>", events="<Event>s3:Nothing</Event>")
+    error = refused(document("".join(parts) + topic("<Id>last</Id>" + filters(("prefix", "2/more")))))
+    assert error.message.startswith("3 problems: ")
+    for words in ("TopicConfiguration 2: The ARN", "TopicConfiguration 2: The event 's3:Nothing'", "'2' and 'last' do"):
+        assert words in error.message
+
+
+def many(count: int) -> bytes:
+    return document("".join(topic(f"<Id>{n}</Id>" + filters(("prefix", f"{n:03}/"), ("suffix", ".x"))) for n in range(count)))
+
+
+def test_a_bucket_has_100_configurations_at_most_and_one_in_the_seed() -> None:
+    assert [rule.config_id for rule in parse(many(100))] == [str(n) for n in range(100)]
+    assert "There are 101 configurations. A bucket has 100 at most." in refused(many(101)).message
+    assert len(parse(many(1), STORJ)) == 1
+    assert "There are 2 configurations. A bucket has 1 at most." in refused(many(2), STORJ).message
+
+
+@pytest.mark.parametrize("name", ["s3:ObjectCreated:Post", "s3:ObjectCreated:CompleteMultipartUpload"])
+def test_the_seed_has_four_events_and_two_wildcards(name: str) -> None:
+    written = document(topic(events=f"<Event>{name}</Event>"))
+    assert parse(written)[0].events == (name,)
+    error = refused(written, STORJ)
+    allowed = ["Created:*", "Created:Copy", "Created:Put", "Removed:*", "Removed:Delete", "Removed:DeleteMarkerCreated"]
+    assert error.message.endswith(f"Use any of {', '.join('s3:Object' + each for each in allowed)}.")
 
 
 def test_an_answer_stays_readable_when_hundreds_of_things_are_wrong() -> None:

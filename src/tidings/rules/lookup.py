@@ -1,0 +1,78 @@
+"""Where a write looks for the rules of its bucket: in its own statement, or first in a cache that all processes share.
+
+The steps are those of seed 000, "TransmitEvent Integration". The statement that writes an object decides, so nothing is
+ever stale: what a cache says counts only where it is as new as the bucket's row. Where the rules cannot be read at all the
+write goes on, its change is marked for the stream to decide on, and the error is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, NamedTuple, Protocol
+
+import psycopg
+
+from tidings.db.pool import Pool
+from tidings.events.profiles import AWS, Profile
+from tidings.rules import table
+from tidings.rules.settings import BucketEventingSettings
+
+log = logging.getLogger(__name__)
+
+UNREAD = "*"
+"""In place of the rules that a change matched: they could not be read when it was written."""
+
+
+class Eventing(NamedTuple):
+    """What is known about a bucket's rules before an operation on it begins."""
+
+    recorded: bool = True
+    """Whether the project has eventing: of others no change is kept."""
+    profile: Profile = AWS
+    source: Literal["database", "cache", "unread"] = "database"
+    cached: str | None = None
+
+
+class Cache(Protocol):
+    """See `tidings.rules.cache`. It never raises, and is never slow."""
+
+    async def get(self, project: str, bucket: str) -> str | None: ...
+
+    async def put(self, project: str, bucket: str, document: str) -> None: ...
+
+    async def forget(self, project: str, bucket: str) -> bool: ...
+
+
+class Lookup:
+    def __init__(self, settings: BucketEventingSettings, pool: Pool, cache: Cache | None = None) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._cache = cache
+        self._plain = {
+            recorded: Eventing(recorded, settings.dialect, "database" if recorded else "unread") for recorded in (True, False)
+        }
+
+    async def begin(self, project: str, bucket: str) -> Eventing:
+        """At the start of an operation that will write."""
+        known = self._plain[self._settings.enabled(project)]
+        if self._cache is None or not known.recorded:
+            return known
+        cached = await self._cache.get(project, bucket)
+        if cached is None:
+            cached = await self._fill(self._cache, project, bucket)
+        return known if cached is None else known._replace(source="cache", cached=cached)
+
+    async def _fill(self, cache: Cache, project: str, bucket: str) -> str | None:
+        try:
+            async with self._pool.connection() as connection:
+                found = await table.snapshot(connection, project, bucket)
+        except psycopg.Error:
+            return None  # the write itself will meet the same error, and knows what to do
+        if found is not None:
+            await cache.put(project, bucket, found)
+        return found
+
+    async def forget(self, project: str, bucket: str) -> None:
+        """After the rules of a bucket have changed."""
+        if self._cache is not None and not await self._cache.forget(project, bucket):
+            log.warning("the cache of rules did not forget a bucket that changed; its old rules do not count any more")

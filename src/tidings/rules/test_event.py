@@ -1,0 +1,55 @@
+"""The test event: a configuration is taken only if its destinations answer one (seed 000, "Test Event Format")."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tidings import destinations
+from tidings.errors import Precondition
+from tidings.events.messages import Message, Outcome, Verdict
+from tidings.events.profiles import STORJ, Profile
+from tidings.rules.model import Rule
+from tidings.settings import Settings
+
+TEST_SECONDS = 10.0
+"""The seed's limit for the answer to a test event. An operator may set less, not more."""
+
+_MAX_REASON = 500
+
+
+async def send(rules: Sequence[Rule], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
+    """Send it to every destination at once; raise with the words of each that did not take it."""
+    arns = sorted({rule.topic.arn for rule in rules})
+    body = _body(settings.bucket_eventing.dialect, bucket, request_id, host_id)
+    message = Message(id=f"{request_id}.test", body=body)
+    outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in arns))
+    refused = {arn: outcome.reason for arn, outcome in zip(arns, outcomes, strict=True) if outcome.verdict is not Verdict.SENT}
+    if refused:
+        words = "; ".join(f"{arn} ({reason[:_MAX_REASON]})" for arn, reason in refused.items())
+        raise Precondition(
+            "InvalidArgument",
+            f"Unable to validate the following destination configurations: {words}. The configuration was not changed.",
+            ArgumentName="Topic",
+            ArgumentValue=", ".join(refused),
+        )
+
+
+async def _send(arn: str, settings: Settings, message: Message) -> Outcome:
+    """One message through a client of its own: what is cached elsewhere would not notice a permission taken away."""
+    destination = destinations.connect(arn, settings)
+    try:
+        timeout = min(TEST_SECONDS, settings.delivery.publish_timeout_seconds)
+        (outcome,) = await destination.send([message], timeout)
+        return outcome
+    finally:
+        await destination.close()
+
+
+def _body(profile: Profile, bucket: str, request_id: str, host_id: str) -> bytes:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    event = {"Service": profile.service, "Event": "s3:TestEvent", "Time": now, "Bucket": bucket}
+    traced = {} if profile is STORJ else {"RequestId": request_id, "HostId": host_id}
+    return json.dumps(event | traced).encode()

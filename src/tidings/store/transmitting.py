@@ -1,0 +1,45 @@
+"""Operations that tell of what they did. They go on where the rules cannot be read: the stream decides then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import psycopg
+
+from tidings.store.model import Origin
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A right that was taken away, a table that is being changed, a page that cannot be read. Not a lost connection, a lock that
+# took too long or a constraint: what is wrong then is not that the rules are there to be read.
+_UNREADABLE = (psycopg.ProgrammingError, psycopg.InternalError)
+
+
+def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Run an operation of the store; if that fails but would not without the rules, run it without (seed 000, step 3).
+
+    Nothing has happened by then: an operation is one transaction.
+    """
+
+    @wraps(operation)
+    async def careful(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await operation(*args, **kwargs)
+        except _UNREADABLE as error:
+            done = await operation(*map(_unread, args), **{name: _unread(value) for name, value in kwargs.items()})
+            log.error("the rules could not be read, so a change was transmitted for the stream to decide: %s", error)
+            return done
+
+    return careful
+
+
+def _unread(argument: Any) -> Any:
+    if isinstance(argument, Origin):
+        return argument._replace(eventing=argument.eventing._replace(source="unread"))
+    return argument
