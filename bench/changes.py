@@ -31,7 +31,7 @@ SAMPLE = 1000
 PREFIX = "data/"
 
 # One key in ten holds a space, so that it has an encoded form of its own.
-_INSERT = """
+INSERT = """
 insert into changes (seq, project, bucket, bucket_id, key, encoded, event, size, etag,
                      principal, source_ip, request_id, config, rules)
 select nextval('change_seq'), %(project)s, c.bucket_name, b.id, k.key, nullif(replace(k.key, ' ', '+'), k.key),
@@ -81,7 +81,7 @@ def _filled(url: str, rows: int) -> Changes:
             [names, project],
         )
         asyncio.run(_set_rules(url, project, names))
-        connection.execute(_INSERT, {"project": project, "rows": rows, "buckets": BUCKETS, "prefix": PREFIX})
+        connection.execute(INSERT, {"project": project, "rows": rows, "buckets": BUCKETS, "prefix": PREFIX})
         connection.execute("vacuum analyze")
         connection.execute("checkpoint")  # or it comes in the middle of a repeat
         _check_keys(connection, rows)

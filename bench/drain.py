@@ -62,9 +62,9 @@ class _Drain:
         self._region = settings.api.region
         with psycopg.connect(changes.url) as connection:
             rules = pipeline.rules_frame(spark, pipeline.current_rules(connection))
-        read = pipeline.changes(spark, os.cpu_count() or 1, _slices_of_this_task)
+        read = pipeline.changes(spark, os.cpu_count() or 1, slices_of_this_task)
         self._messages = pipeline.messages(read, rules, settings)
-        self._summed = self._messages.mapInArrow(_sum, "messages long, bytes long")
+        self._summed = summed(self._messages)
         self.expected = (0, 0)
         self._spent: Counter[str] = Counter()
         self._runs = 0
@@ -140,14 +140,19 @@ class _Drain:
         return seconds
 
 
-def _slices_of_this_task() -> Sequence[Slice]:
+def slices_of_this_task() -> Sequence[Slice]:
     return pipeline.Round.of_this_task().slices
 
 
+def summed(messages: DataFrame) -> DataFrame:
+    """Messages on their way to the null destination."""
+    return messages.mapInArrow(_sum, "messages long, bytes long")
+
+
 def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The null destination."""
+    """The null destination. A message without a lane is none."""
     messages = size = 0
     for batch in batches:
-        messages += batch.num_rows
+        messages += batch.num_rows - batch.column("lane").null_count
         size += pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
     yield pa.RecordBatch.from_pydict({"messages": [messages], "bytes": [size]})

@@ -140,7 +140,8 @@ def _race(stack: Running, collector: Collector, bucket: str, say: Say) -> None:
     kept = len(arrived(collector, bucket) - wanted)
     say(
         f"{WRITES} writes in {took:.0f} s against {len(flips.spans)} configurations: {len(transmitted)} transmitted, 0 stale;"
-        f" of the rule that stays {len(wanted)} delivered, 0 lost; of those that come and go {kept} of {len(transmitted - wanted)}"
+        f" of the rule that stays {len(wanted)} delivered, 0 lost;"
+        f" of those that come and go {kept} of {len(transmitted - wanted)}"
     )
 
 

@@ -1,0 +1,165 @@
+"""drain_10000_buckets and put_10000_buckets: what 10,000 buckets with a configuration cost, against 10.
+
+The stream's rounds route changes of ten buckets with ten rules, and as many changes of all buckets with all rules, in pairs.
+The writers put into ten buckets of two stacks, of which one has 10,000 configured; the other one stands beside it, idle,
+while it is its neighbour's turn.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+import pyarrow.compute as pc
+from google.cloud import pubsub_v1
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.changes import INSERT
+from bench.client import CONNECTIONS, Client
+from bench.drain import slices_of_this_task, summed
+from bench.measure import Bar, CannotMeasure, Figure, Progress, interleaved, ratios
+from bench.stack import PREFIX, TOPIC, Stack, running
+from tidings import settings as settings_module
+from tidings.access.projects import create_project
+from tidings.changestream import reader, windows
+from tidings.changestream.retention import keep_up
+from tidings.changestream.settings import ChangestreamSettings
+from tidings.db.migrate import migrate
+from tidings.delivery import pipeline, session
+from tidings.delivery.deliver import Terms
+from tidings.events.positions import START
+from tidings.local.postgres import Postgres
+from tidings.local.processes import free_port
+from tidings.settings import Settings
+
+NAMES = ("drain_10000_buckets", "put_10000_buckets")
+FEW, MANY = 10, 10_000
+_BAR = Bar(">=", 0.9)
+_DELIVER_SECONDS = 120.0
+_MOST_PER_SECOND = 6000
+
+
+def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[Figure]:
+    if "put_10000_buckets" in names:
+        yield _puts(quick, progress)
+    if "drain_10000_buckets" in names:
+        yield _drain(quick, progress)
+
+
+def configure(connection: psycopg.Connection, project: str, buckets: int) -> None:
+    """Buckets bench-0, bench-1 and so on, each with a rule that wants everything below PREFIX."""
+    wanted = {"project": project, "buckets": buckets, "arn": TOPIC.arn, "topic": TOPIC.name, "prefix": PREFIX}
+    for statement in (
+        "insert into lanes (project, destination) values (%(project)s, %(arn)s) on conflict do nothing",
+        "insert into bucket_metainfos (project_id, name, config) select id, 'bench-' || n, 1"
+        " from projects, generate_series(0, %(buckets)s - 1) n where public_id = %(project)s",
+        "insert into bucket_eventing_configs"
+        " (project_id, bucket_name, config_id, topic_name, events, filter_prefix, lane, since)"
+        " select p.id, b.name, 'bench', %(topic)s, '{s3:ObjectCreated:*}', %(prefix)s, l.id, 1 from projects p"
+        " join bucket_metainfos b on b.project_id = p.id join lanes l on l.project = p.public_id"
+        " where p.public_id = %(project)s order by substr(b.name, 7)::int",
+        "analyze",
+    ):
+        connection.execute(statement, wanted)
+
+
+def _puts(quick: bool, progress: Progress) -> Figure:
+    with ExitStack() as open_:
+        clients: dict[str, Client] = {}
+        stacks: dict[str, Stack] = {}
+        for way, buckets in (("10 buckets", FEW), ("10,000 buckets", MANY)):
+            stack = open_.enter_context(running(progress))
+            pubsub_v1.PublisherClient().create_topic(name=TOPIC.name)
+            configure(stack.database, stack.ready["project"], buckets)
+            client = Client(stack.ready, seconds=1.0 if quick else 2.0, most_per_second=_MOST_PER_SECOND)
+            open_.callback(client.close)
+            stacks[way], clients[way] = stack, client
+        turns = dict.fromkeys(stacks, 0)
+
+        def phase(way: str) -> float:
+            for stack in stacks.values():
+                stack.wait_until_delivered(_DELIVER_SECONDS)
+            turns[way] += 1
+            done = clients[way].run("PUT", f"bench-{turns[way] % FEW}", PREFIX, 10**9)
+            return float(done["done"] / done["seconds"])
+
+        pairs = 3 if quick else 15
+        rates = interleaved({way: partial(phase, way) for way in stacks}, pairs, pairs // 2, progress)
+    middle = ", ".join(f"{way} {statistics.median(values):.0f} PUT/s" for way, values in rates.items())
+    note = f"{middle}; both stacks with their stream running; {CONNECTIONS} connections, 1 KiB"
+    return Figure.median("put_10000_buckets", ratios(rates["10,000 buckets"], rates["10 buckets"]), _BAR, "", note)
+
+
+def _drain(quick: bool, progress: Progress) -> Figure:
+    rows = 100_000 if quick else 500_000
+    with TemporaryDirectory(prefix="tidings-bench-") as folder:
+        progress("starting PostgreSQL")
+        server = Postgres(Path(folder) / "postgres", free_port())
+        try:
+            server.start()
+            migrate(server.url)
+            progress(f"writing twice {rows:,} changes")
+            slices = _filled(server.url, rows)
+            os.environ["TIDINGS_DATABASE__URL"] = server.url
+            settings = settings_module.load()
+            progress("starting Spark")
+            spark = session.start(settings)
+            try:
+                return _compared(spark, settings, slices, rows, 3 if quick else 7, progress)
+            finally:
+                spark.stop()
+                del os.environ["TIDINGS_DATABASE__URL"]
+        finally:
+            server.stop()
+
+
+def _filled(url: str, rows: int) -> dict[str, tuple[reader.Slice, ...]]:
+    found = {}
+    with psycopg.connect(url, autocommit=True) as connection:
+        keep_up(connection, ChangestreamSettings())
+        project = create_project(connection, "bench")
+        configure(connection, project, MANY)
+        start = START
+        for way, buckets in (("10 buckets", FEW), ("10,000 buckets", MANY)):
+            connection.execute(INSERT, {"project": project, "rows": rows, "buckets": buckets, "prefix": PREFIX})
+            end = windows.latest(connection)
+            found[way] = tuple(reader.slices(connection, start, end))
+            start = end
+        connection.execute("vacuum analyze")
+        connection.execute("checkpoint")
+    return found
+
+
+def _compared(
+    spark: SparkSession, settings: Settings, slices: dict[str, Any], rows: int, repeats: int, progress: Progress
+) -> Figure:
+    with psycopg.connect(settings.database_url) as connection:
+        rules = pipeline.current_rules(connection)
+    if len(rules) != MANY:
+        raise CannotMeasure(f"There are {len(rules)} rules, not {MANY}.")
+    known = {"10 buckets": rules.filter(pc.less_equal(rules["rule"].cast("int64"), FEW)), "10,000 buckets": rules}
+    read = pipeline.changes(spark, os.cpu_count() or 1, slices_of_this_task)
+    plans = {way: summed(pipeline.messages(read, pipeline.rules_frame(spark, those), settings)) for way, those in known.items()}
+
+    def run(way: str, plan: DataFrame) -> float:
+        todo = pipeline.Round(slices[way], Terms(budget=1, timeout=1))
+        spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
+        began = time.perf_counter()
+        messages = sum(row.messages for row in plan.collect())
+        seconds = time.perf_counter() - began
+        if messages != rows:
+            raise CannotMeasure(f"{messages} of {rows} changes were routed with {way}.")
+        return seconds
+
+    seconds = interleaved({way: partial(run, way, plan) for way, plan in plans.items()}, repeats, 2, progress)
+    rates = ", ".join(f"{way} {rows / statistics.median(values) / 1000:.0f} k/s" for way, values in seconds.items())
+    note = f"{rates}; {rows:,} changes a run, those of ten buckets with ten rules, those of all with all"
+    return Figure.median("drain_10000_buckets", ratios(seconds["10 buckets"], seconds["10,000 buckets"]), _BAR, "", note)
