@@ -28,7 +28,6 @@ CONNECTIONS = 16
 """At most so many for each process; also the most documents that are on their way to Redis at once."""
 
 _FORGET_PAUSE_SECONDS = 0.1
-_LOOKS = 3
 _TIMEOUTS = {"socket_timeout": None, "socket_connect_timeout": None}  # ours bounds the whole, theirs each step
 _PLAIN = {"protocol": 2, "decode_responses": False, "driver_info": None}  # nothing to agree on when a connection is made
 
@@ -129,10 +128,6 @@ class RedisRules:
         call.add_done_callback(self._ended)
         try:
             await asyncio.wait({call}, timeout=seconds)
-            for _ in range(_LOOKS):  # if our own loop was late, the answer may be here already: that is not Redis's failure
-                if call.done():
-                    break
-                await asyncio.sleep(0)
             if not call.done() or call.cancelled():  # cancelled: by `close`
                 raise TimeoutError
             return call.result()
