@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import psycopg
 from starlette.requests import Request
@@ -16,9 +17,13 @@ from tidings.api import hosts
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
 from tidings.db.pool import make_pool
+from tidings.rules.settings import BucketEventingSettings
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.sweep import sweep_regularly
+
+if TYPE_CHECKING:
+    from tidings.rules.cache import RedisRules
 
 _READY_SECONDS = 2.0
 _OURS = "/-/"
@@ -27,6 +32,15 @@ _OURS = "/-/"
 def create_app(settings: Settings) -> ASGIApp:
     """An ASGI application. Pool and blobs are opened in its lifespan; the database need not answer yet."""
     return _App(settings)
+
+
+def rules_cache(settings: BucketEventingSettings) -> RedisRules | None:
+    """The cache that the settings ask for, if any."""
+    if settings.lookup != "redis":
+        return None
+    from tidings.rules.cache import RedisRules  # with its client, only where it is used
+
+    return RedisRules(settings.redis_url.get_secret_value())
 
 
 class _App:
@@ -58,14 +72,17 @@ class _App:
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
         pool = make_pool(self._settings.database_url, self._settings.database.pool_size)
         blobs = Blobs(self._settings.store.blobs)
+        cache = rules_cache(self._settings.bucket_eventing)
         await pool.open(wait=False)
         try:
-            self._parts = Parts.over(self._settings, pool, blobs)
+            self._parts = Parts.over(self._settings, pool, blobs, cache)
             self._s3 = S3(self._parts)
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
             yield
             sweeping.cancel()
         finally:
+            if cache is not None:
+                await cache.close()
             await blobs.close()
             await pool.close()
 

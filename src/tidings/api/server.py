@@ -19,7 +19,7 @@ from granian.log import LogLevels
 from starlette.types import ASGIApp
 
 from tidings.api import tls
-from tidings.api.app import create_app
+from tidings.api.app import create_app, rules_cache
 from tidings.errors import OperatorError
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
@@ -64,6 +64,9 @@ def _check_settings(settings: Settings) -> None:
     """What is wrong is said here, once and in a sentence, rather than by every worker in a traceback."""
     _ = settings.database_url
     Blobs(settings.store.blobs)
+    if settings.bucket_eventing.lookup == "redis" and not settings.bucket_eventing.redis_url.get_secret_value():
+        raise OperatorError("lookup = redis needs a server: set TIDINGS_BUCKET_EVENTING__REDIS_URL.")
+    rules_cache(settings.bucket_eventing)
 
 
 def _load(settings: Settings) -> ASGIApp:

@@ -15,16 +15,20 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from tidings import settings
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project, find_project
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
 from tidings.local.postgres import Postgres
 from tidings.local.processes import die_with_parent, free_port, step_back
+
+if TYPE_CHECKING:
+    from tidings.local.redis import Redis
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +97,7 @@ class Stack:
         self._ports = {"s3": port or free_port(), "database": free_port(), "pubsub": free_port()}
         self._progress = on_progress
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
+        self._redis = self._own_redis()
         self._parts: list[Part] = []
         self.credentials: dict[str, str] = {}
 
@@ -112,6 +117,9 @@ class Stack:
         (self.data / "logs").mkdir(exist_ok=True)
         self._progress("PostgreSQL")
         self._postgres.start()
+        if self._redis is not None:
+            self._progress("Redis")
+            self._redis.start()
         for name in migrate(self._postgres.url):
             log.info("migrated: %s", name)
         self.credentials = self._default_key()
@@ -121,6 +129,15 @@ class Stack:
         for part in self._parts:
             self._progress({"pubsub": "Pub/Sub", "api": "the S3 API", "stream": "Spark"}[part.role])
             self._wait(part)
+
+    def _own_redis(self) -> Redis | None:
+        """One of our own, if the settings ask for a cache and name none."""
+        wanted = settings.load().bucket_eventing
+        if wanted.lookup != "redis" or wanted.redis_url.get_secret_value():
+            return None
+        from tidings.local.redis import Redis
+
+        return Redis(self.data / "redis", free_port())
 
     def _claim_the_folder(self) -> None:
         """Two stacks over one folder would stop each other's database for ever. The claim ends with the process."""
@@ -139,6 +156,7 @@ class Stack:
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_BUCKET_EVENTING__PROJECTS": os.environ.get("TIDINGS_BUCKET_EVENTING__PROJECTS", "*"),
+            **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
         }
 
     @property
@@ -210,6 +228,10 @@ class Stack:
             except (OperatorError, psycopg.Error) as error:  # its old processes may still be ending
                 log.warning("%s", error)
                 time.sleep(1.0)
+        if self._redis is not None and self._redis.process is not None and self._redis.process.poll() is not None:
+            log.warning("redis died (%s): starting it again", self._redis.process.returncode)
+            changed = True
+            self._redis.start()
         for part in self._parts:
             if part.process is not None and part.process.poll() is not None:
                 changed = self._revive_part(part) or changed
@@ -229,6 +251,7 @@ class Stack:
 
     def ready(self) -> dict[str, Any]:
         """What scripts need to use this stack."""
+        redis = {"redis": self._redis.pid} if self._redis is not None else {}
         pids = {part.role: part.process.pid for part in self._parts if part.process is not None}
         return {
             "s3": self.s3,
@@ -236,7 +259,7 @@ class Stack:
             "database": self._postgres.url,
             **self.credentials,
             "region": os.environ.get("TIDINGS_API__REGION", "us-east-1"),
-            "pids": {"up": os.getpid(), "postgres": self._postgres.pid, **pids},
+            "pids": {"up": os.getpid(), "postgres": self._postgres.pid, **pids, **redis},
         }
 
     def write_ready_file(self, file: Path | None) -> None:
@@ -253,6 +276,8 @@ class Stack:
             for part in self._parts:
                 if part.role == role:
                     part.stop()
+        if self._redis is not None:
+            self._redis.stop()
         self._postgres.stop()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import uuid
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
@@ -19,12 +19,14 @@ class BucketEventingSettings(BaseModel, frozen=True, extra="forbid"):
     )
     profile: Name = Field("aws", description="aws: what AWS's tools expect; storj: seed 000 to the letter")
     destinations: tuple[str, ...] = Field(("pubsub",), description="kinds of destination that tenants may send to")
-    lookup: str = Field(
+    lookup: Literal["database", "redis"] = Field(
         "database",
-        pattern="^(database|redis)$",
         description="where a write looks for rules: in its own transaction (database), or in a shared cache (redis)",
     )
-    redis_url: SecretStr = Field(SecretStr(""), description="redis://[:password@]host:port, for lookup = redis")
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="redis://user:password@host:port/0 for lookup = redis; `tidings up` starts one where it is empty",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A right that was taken away, a table that is being changed, a page that cannot be read. Not a lost connection, a lock that
-# took too long or a constraint: what is wrong then is not that the rules are there to be read.
-_UNREADABLE = (psycopg.ProgrammingError, psycopg.InternalError)
+# A right that was taken away, a table that is being changed, a page that cannot be read, nonsense in the cache. Not a lost
+# connection, a lock that took too long or a constraint: then it is not the rules that cannot be read.
+_UNREADABLE = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.DataError)
 
 
 def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
