@@ -115,7 +115,7 @@ def how_to_use(ready: dict[str, Any]) -> str:
     """What to copy and paste to see a first event."""
     topic = "projects/my-project/topics/my-events"
     return f"""\
-Tidings is ready: S3 at {ready["s3"]}, Pub/Sub at {ready["pubsub"]}. Ctrl-C stops it.
+Tidings is ready: S3 at {ready["s3"]}, gRPC at {ready["grpc"]}, Pub/Sub at {ready["pubsub"]}. Ctrl-C stops it.
 
 Copy and paste into another terminal, in the project's folder:
 
@@ -136,7 +136,7 @@ Copy and paste into another terminal, in the project's folder:
 
 @app.command()
 def serve() -> None:
-    """Serve the S3 API. Needs a database: see `tidings settings`."""
+    """Serve the S3 API, and gRPC where it has a port. Needs a database: see `tidings settings`."""
     from tidings.api.server import serve as serve_api
 
     serve_api(settings_module.load())

@@ -178,7 +178,17 @@ def test_a_folder_in_use_is_left_alone(stack: Running) -> None:
 
 def test_the_ready_file_has_all_that_a_script_needs(stack: Running) -> None:
     ready = stack.ready
-    assert {"s3", "pubsub", "database", "project", "access_key_id", "secret_access_key", "region", "pids"} == ready.keys()
+    assert {
+        "s3",
+        "grpc",
+        "pubsub",
+        "database",
+        "project",
+        "access_key_id",
+        "secret_access_key",
+        "region",
+        "pids",
+    } == ready.keys()
     assert {"up", "api", "stream", "postgres", "pubsub"} == ready["pids"].keys()
     assert all(psutil.pid_exists(pid) for pid in ready["pids"].values())
     assert ready["pids"]["up"] == stack.process.pid

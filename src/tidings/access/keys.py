@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,16 @@ from tidings.access.macaroons import BadKey, Macaroon
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.db.pool import Pool
 
+_NO_ROOT = secrets.token_bytes(32)
+"""In place of the root of a key that is not known. Nobody has it, so no tail fits it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request: an access key, the public id of its project, and what the API key behind it allows."""
+    """Who makes a request: an access key, the public id of its project, and what the API key behind it allows.
+
+    Who came with the API key itself has no access key here, and nothing to sign with.
+    """
 
     access_key_id: str
     secret: str = field(repr=False)
@@ -46,14 +53,36 @@ async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str)
     if api_key is None:  # older than API keys
         return Principal(access_key_id, secret, project, Grant(frozenset(ACTIONS)))
     try:
-        key = Macaroon.parse(api_key)
-        grant = Grant(frozenset(actions), key.limits())
+        grant = await _grant(connection, Macaroon.parse(api_key), root, actions)
     except BadKey:
         return None
-    revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [key.tails(root)])
-    if not key.is_genuine(root) or revoked.rowcount:
+    return None if grant is None else Principal(access_key_id, secret, project, grant)
+
+
+async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -> Principal | None:
+    """The key itself, as whoever holds it sends it; perhaps one that was narrowed elsewhere and that no access key stands for.
+
+    A key that is not known takes the same two questions as one that was altered or revoked: how long the answer takes does
+    not tell them apart.
+    """
+    try:
+        key = Macaroon.parse(text)
+        cursor = await connection.execute(
+            "select a.secret, a.actions, p.public_id from api_keys a join projects p on p.id = a.project_id where a.head = %s",
+            [key.head],
+        )
+        root, actions, project = await cursor.fetchone() or (_NO_ROOT, [], None)
+        grant = await _grant(connection, key, root, actions)
+    except BadKey:
         return None
-    return Principal(access_key_id, secret, project, grant)
+    return None if grant is None or project is None else Principal("", "", project, grant)
+
+
+async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: bytes, actions: list[str]) -> Grant | None:
+    """What a key allows; None if it was not made with this root, or was revoked, or one that it was made of."""
+    grant = Grant(frozenset(actions), key.limits())
+    revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [key.tails(root)])
+    return grant if key.is_genuine(root) and not revoked.rowcount else None
 
 
 class KeyCache:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -48,6 +48,7 @@ class _App:
         self._settings = settings
         self._parts: Parts | None = None
         self._s3: S3 | None = None
+        self._grpc = _grpc_front(settings)
         # "-" is no bucket's name, so these two paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
         self._router = Router(
@@ -78,7 +79,8 @@ class _App:
             self._parts = Parts.over(self._settings, pool, blobs, cache)
             self._s3 = S3(self._parts)
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
-            yield
+            async with self._grpc(self._parts):
+                yield
             sweeping.cancel()
         finally:
             if cache is not None:
@@ -98,6 +100,18 @@ class _App:
         except (psycopg.Error, TimeoutError):
             return PlainTextResponse("the database does not answer\n", 503)
         return PlainTextResponse("ready\n")
+
+
+def _grpc_front(settings: Settings) -> Callable[[Parts], AbstractAsyncContextManager[None]]:
+    """Imported only where it is served, for it is 20 MB, and after the fork, which gRPC would not survive.
+
+    Not as late as the lifespan: `server._load` puts aside what is loaded when the application is made.
+    """
+    if not settings.api.grpc_port:
+        return lambda _: nullcontext()
+    from tidings.api.grpc_server import serving
+
+    return serving
 
 
 async def _healthy(_: Request) -> PlainTextResponse:

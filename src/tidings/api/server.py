@@ -34,7 +34,9 @@ def serve(settings: Settings) -> None:
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
-    _check_free(host, port)
+    _check_free(host, port, "TIDINGS_API__PORT")
+    if settings.api.grpc_port:
+        _check_free(host, settings.api.grpc_port, "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
     certificate, key = tls.files(settings.api)
     server = Granian(
@@ -95,7 +97,7 @@ def _die_with_parent() -> None:
         sys.exit(1)
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(host: str, port: int, setting: str) -> None:
     """Workers share their port (SO_REUSEPORT), so a second server on it would start, and get half of the requests."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -103,5 +105,5 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        problem = f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__HOST and TIDINGS_API__PORT."
+        problem = f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__HOST and {setting}."
         raise OperatorError(problem) from None

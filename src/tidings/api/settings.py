@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 _DOMAIN = re.compile(r"(?=.{1,253}$)(?!.*\.[0-9]+$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:]+\](:[0-9]{1,5})?")
@@ -20,6 +20,9 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
 
     host: str = Field("127.0.0.1", description="the address that the S3 API listens on")
     port: int = Field(9000, ge=0, le=65535, description="its port; 0 takes any free one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="the port of the gRPC API for notification configuration; 0 does not serve it"
+    )
     region: str = Field("us-east-1", description="the region that requests are signed for")
     workers: int = Field(
         default_factory=lambda: min(os.cpu_count() or 1, 4),
@@ -35,6 +38,13 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
     )
     tls_certificate: Path | None = Field(None, description="a PEM file with the certificate and its chain; turns TLS on")
     tls_key: Path | None = Field(None, description="a PEM file with the certificate's private key, not encrypted")
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> ApiSettings:
+        """Both would get their share of the connections to it: see `server._check_free`."""
+        if self.grpc_port and self.grpc_port == self.port:
+            raise ValueError(f"grpc_port is {self.grpc_port}, as is port: give gRPC another one")
+        return self
 
     @field_validator("domains")
     @classmethod

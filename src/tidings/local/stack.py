@@ -94,7 +94,7 @@ class Stack:
 
     def __init__(self, data: Path, port: int = 0, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self.data = data.resolve()
-        self._ports = {"s3": port or free_port(), "database": free_port(), "pubsub": free_port()}
+        self._ports = {"s3": port or free_port(), **{part: free_port() for part in ("grpc", "database", "pubsub")}}
         self._progress = on_progress
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
         self._redis = self._own_redis()
@@ -154,6 +154,7 @@ class Stack:
             "TIDINGS_DATABASE__URL": self._postgres.url,
             "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
             "TIDINGS_API__PORT": str(self._ports["s3"]),
+            "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_BUCKET_EVENTING__PROJECTS": os.environ.get("TIDINGS_BUCKET_EVENTING__PROJECTS", "*"),
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
@@ -255,6 +256,7 @@ class Stack:
         pids = {part.role: part.process.pid for part in self._parts if part.process is not None}
         return {
             "s3": self.s3,
+            "grpc": f"127.0.0.1:{self._ports['grpc']}",
             "pubsub": self.pubsub,
             "database": self._postgres.url,
             **self.credentials,
