@@ -17,6 +17,7 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
+from tidings.log import LogSettings
 from tidings.store.settings import StoreSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
@@ -41,6 +42,7 @@ class Settings(BaseSettings):
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
     spark: SparkSettings = Field(SparkSettings())
+    log: LogSettings = Field(LogSettings())
 
     @classmethod
     def settings_customise_sources(

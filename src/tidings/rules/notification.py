@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
 
-from tidings import destinations
+from tidings import destinations, metrics
 from tidings.errors import CallerError
 from tidings.events.messages import Message, Outcome, Verdict
 from tidings.rules import table
@@ -79,6 +79,7 @@ async def _send(arn: str, settings: Settings, message: Message) -> Outcome:
     try:
         timeout = min(TEST_SECONDS, settings.delivery.publish_timeout_seconds)
         (outcome,) = await destination.send([message], timeout)
+        metrics.tested("sent" if outcome.verdict is Verdict.SENT else "refused")
         return outcome
     finally:
         await destination.close()
