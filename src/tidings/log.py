@@ -138,7 +138,8 @@ def _secrets(model: BaseModel) -> Iterator[str]:
 
 _log = logging.getLogger("tidings")
 _foreign = logging.getLogger("stderr")
-_GRAVE = re.compile(r"\b(WARN|ERROR|FATAL)")
+_GRAVE = re.compile(r"(\d\d/\d\d/\d\d \S+ )?(WARN|ERROR|FATAL)\b")
+"""As Spark's lines begin."""
 _stderr: IO[str] | None = None
 
 
@@ -167,7 +168,7 @@ def _wrap(read: int, real: IO[str]) -> None:
                 real.write(f"{text}\n")
                 real.flush()
             elif text:
-                _foreign.log(logging.WARNING if _GRAVE.search(text) else logging.INFO, "%s", text)
+                _foreign.log(logging.WARNING if _GRAVE.match(text) else logging.INFO, "%s", text)
 
 
 def _is_object(text: str) -> bool:

@@ -91,7 +91,7 @@ def shared() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="tidings-metrics-")
     _forget()
     os.environ[_FOLDER] = folder
-    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
+    values.ValueClass = values.MultiProcessValue()
     for counter, labels in _ALWAYS_SHOWN:
         for label in get_args(labels):
             _child(counter, label)
@@ -130,7 +130,7 @@ def exposition(gauges: Iterable[Metric]) -> bytes:
     """All counts, and these gauges, in the Prometheus text format."""
     registry = CollectorRegistry()
     folder = os.environ.get(_FOLDER)
-    counts = MultiProcessCollector(None, folder) if folder else _registry  # type: ignore[no-untyped-call]
+    counts = MultiProcessCollector(None, folder) if folder else _registry
     registry.register(_Families([*counts.collect(), *gauges]))
     return generate_latest(registry)
 

@@ -108,6 +108,6 @@ def _elsewhere(settings: Settings) -> dict[str, str]:
     """Workers read the settings from their environment: Spark carries there what they need, redacted in its pages."""
     needed = {
         "TIDINGS_DATABASE__URL": settings.database_url,
-        "TIDINGS_PUBSUB__EMULATOR_HOST": settings.pubsub.emulator_host,
+        **{f"TIDINGS_PUBSUB__{name.upper()}": str(value) for name, value in settings.pubsub if value},
     }
-    return {f"spark.executorEnv.{name}": value for name, value in needed.items() if value}
+    return {f"spark.executorEnv.{name}": value for name, value in needed.items()}
