@@ -7,6 +7,7 @@ are masked wherever they turn up, also inside an exception's words.
 from __future__ import annotations
 
 import atexit
+import io
 import json
 import logging
 import math
@@ -150,7 +151,9 @@ def _past_stderr() -> IO[str]:
     """
     global _stderr
     if _stderr is None:
-        _stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace")
+        # unbuffered: a buffer has a lock, which a process that is forked at the wrong moment would wait for for ever
+        raw = os.fdopen(os.dup(2), "wb", buffering=0)
+        _stderr = io.TextIOWrapper(raw, "ascii", "backslashreplace", write_through=True)
         read, write = os.pipe()
         os.dup2(write, 2)
         os.close(write)
