@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -46,12 +44,6 @@ def check_tables(connection: Connection) -> None:
         connection.execute("select from changes limit 0")
     except psycopg.errors.UndefinedTable:
         raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
-
-
-def log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    for noisy in ("py4j", "psycopg"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None], started: Callable[[Owner], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tidings import log
 from tidings import settings as settings_module
 from tidings.errors import OperatorError
 
@@ -53,7 +55,10 @@ def main() -> None:
     try:
         app()
     except OperatorError as error:
-        err.print(f"tidings: {error}", style="red")
+        if log.is_json():
+            logging.getLogger("tidings").critical("%s", error)
+        else:
+            err.print(f"tidings: {error}", style="red")
         sys.exit(2)
 
 
@@ -89,26 +94,32 @@ def up(
     ready_file: Annotated[Path | None, typer.Option(help="Write endpoints, keys and process ids here when ready.")] = None,
 ) -> None:
     """Start everything on this machine, and start again what dies. Ctrl-C stops it."""
-    from tidings import bootstrap
     from tidings.delivery.session import check_java
     from tidings.local.stack import Stack
 
+    log.to_stderr(settings_module.load())
     check_java()
-    bootstrap.log_to_stderr()
     stop = threading.Event()
     stop_on_signals(stop)
     with err.status("starting") as status:
         stack = Stack(data, port, lambda part: status.update(f"starting {part}"))
         stack.start()
     try:
-        out.print(how_to_use(stack.ready()))
+        ready = stack.ready()
+        if log.is_json():
+            logging.getLogger("tidings").info("ready", extra={name: ready[name] for name in ("s3", "pubsub", "pids")})
+        else:
+            out.print(how_to_use(ready))
         stack.supervise(stop.is_set, ready_file)
     finally:
         with err.status("stopping"):
             stack.stop()
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
-    err.print("stopped; the data is in " + str(data))
+    if log.is_json():
+        logging.getLogger("tidings").info("stopped", extra={"data": str(data)})
+    else:
+        err.print("stopped; the data is in " + str(data))
 
 
 def how_to_use(ready: dict[str, Any]) -> str:
@@ -151,7 +162,7 @@ def stream(
     from tidings import bootstrap
 
     settings = settings_module.load()
-    bootstrap.log_to_stderr()
+    log.to_stderr(settings)
     stop = threading.Event()
     stop_on_signals(stop)
 

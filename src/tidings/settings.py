@@ -17,6 +17,7 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
+from tidings.log import LogSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
 
@@ -58,6 +59,7 @@ class Settings(BaseSettings):
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
     spark: SparkSettings = Field(SparkSettings())
+    log: LogSettings = Field(LogSettings())
 
     @classmethod
     def settings_customise_sources(

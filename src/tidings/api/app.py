@@ -1,4 +1,4 @@
-"""The application that a worker process runs: the S3 front, and two paths for whoever watches over the process."""
+"""The application that a worker process runs: the S3 front, and three paths for whoever watches over the process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidings import metrics
 from tidings.api import hosts
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
 from tidings.db.pool import make_pool
+from tidings.delivery.lag import lag
+from tidings.rules.counted import configurations
 from tidings.rules.settings import BucketEventingSettings
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
@@ -49,18 +52,18 @@ class _App:
         self._parts: Parts | None = None
         self._s3: S3 | None = None
         self._grpc = _grpc_front(settings)
-        # "-" is no bucket's name, so these two paths are nobody's object. Everything else is S3's: no other route, no
+        # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
         self._router = Router(
-            [Route("/-/healthy", _healthy), Route("/-/ready", self._ready)],
+            [Route("/-/healthy", _healthy), Route("/-/ready", self._ready), Route("/-/metrics", self._metrics)],
             redirect_slashes=False,
             default=self._serve,
             lifespan=self._lifespan,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Past the router, which takes longer to find out that a path is not one of its two. And where the host names a
-        # bucket, the whole path is a key: even these two.
+        # Past the router, which takes longer to find out that a path is not one of its own. And where the host names a
+        # bucket, the whole path is a key: even these.
         if scope["type"] == "http" and (not scope["path"].startswith(_OURS) or self._is_in_host(scope)):
             await self._serve(scope, receive, send)
         else:
@@ -100,6 +103,18 @@ class _App:
         except (psycopg.Error, TimeoutError):
             return PlainTextResponse("the database does not answer\n", 503)
         return PlainTextResponse("ready\n")
+
+    async def _metrics(self, _: Request) -> Response:
+        """The counts are ours and always there; what only the database knows is left out while it does not answer."""
+        assert self._parts is not None
+        gauges = []
+        try:
+            async with asyncio.timeout(_READY_SECONDS), self._parts.pool.connection(_READY_SECONDS) as connection:
+                lanes = await lag(connection)
+                gauges = metrics.of_database(await configurations(connection), lanes.by_state, lanes.oldest_behind_seconds)
+        except (psycopg.Error, TimeoutError):
+            pass
+        return Response(metrics.exposition(gauges), media_type=metrics.CONTENT_TYPE)
 
 
 def _grpc_front(settings: Settings) -> Callable[[Parts], AbstractAsyncContextManager[None]]:

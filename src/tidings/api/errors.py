@@ -33,9 +33,11 @@ def response(error: Exception, method: str, resource: str, request_id: str, host
 def _as_caller_error(error: Exception, method: str, resource: str, request_id: str) -> CallerError:
     if isinstance(error, CallerError):
         return error
+    fields = {"request_id": request_id, "method": method, "resource": resource}
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         # Without the traceback: it would say the same for every request while the database is away.
-        _log.warning("request %s, %s %r: the database did not answer: %s", request_id, method, resource, error)
+        words = "request %s, %s %r: the database did not answer: %s"
+        _log.warning(words, request_id, method, resource, error, extra=fields)
         return CallerError("SlowDown", "The service is not ready to answer: please try again.")
-    _log.error("request %s, %s %r failed", request_id, method, resource, exc_info=error)
+    _log.error("request %s, %s %r failed", request_id, method, resource, exc_info=error, extra=fields)
     return CallerError("InternalError", "We encountered an internal error. Please try again.")

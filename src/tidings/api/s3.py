@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 
+from tidings import metrics
 from tidings.access import policy, sigv4
 from tidings.api import cors, errors, hosts, operations, post
 from tidings.api.body import Body, Receive
@@ -43,6 +44,7 @@ class S3:
             answer["connection"] = "close"
         response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
         body.close()
+        metrics.answered(scope.get("tidings.operation", "unknown"), response.status)
         await response.send(receive, send)
 
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:
@@ -74,9 +76,11 @@ class S3:
             at=now,
         )
         if form is not None:
+            scope["tidings.operation"] = "PostObject"
             url = f"{scope.get('scheme', 'http')}://{host}{raw_path.decode('latin-1')}"
             return await post.serve_post(self._parts, post.accepted(form, request, url, now))
         operation = operations.find(method, request.target, request.headers)
+        scope["tidings.operation"] = operation.name
         operations.check(operation, request)
         _check_owner(request)
         return await operation.serve(self._parts, request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from starlette.types import ASGIApp
 
+from tidings import log, metrics
 from tidings.api import tls
 from tidings.api.app import create_app, rules_cache
 from tidings.errors import OperatorError
@@ -27,10 +27,13 @@ from tidings.store.blobs import Blobs
 STOP_SECONDS = 30
 """How long requests under way may take to finish once the server is told to stop."""
 _PR_SET_PDEATHSIG = 1
+_GRANIAN_LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
+"""Its lines go the way of ours."""
 
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
+    log.to_stderr(settings)
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
@@ -53,13 +56,15 @@ def serve(settings: Settings) -> None:
         workers_kill_timeout=STOP_SECONDS,
         log_level=LogLevels.warning,
         log_access=False,
+        log_dictconfig=_GRANIAN_LOG,
         ssl_cert=certificate,
         ssl_key=key,
         ssl_protocol_min=SSLProtocols.tls12,  # older SDKs have no TLS 1.3
     )
     # The loader carries the settings into the workers. An import string would send them through the environment, and
     # would put the current folder in front of the module path.
-    server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+    with metrics.shared():
+        server.serve(target_loader=partial(_load, settings), wrap_loader=False)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -74,7 +79,7 @@ def _check_settings(settings: Settings) -> None:
 def _load(settings: Settings) -> ASGIApp:
     """What runs first in each worker."""
     _die_with_parent()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log.to_stderr(settings)
     app = create_app(settings)
     # A request leaves next to nothing for the collector of cycles: it need not come often, nor look at all that is loaded.
     gc.collect()

@@ -105,10 +105,12 @@ def next_step(settings: Settings, lane: Lane, report: Report, reached: Position,
 
 
 def _tell(lane: Lane, step: lanes.Step) -> None:
+    attempts = lane.attempts + 1
     if step.wait is not None:
-        log.warning("lane %s: try %s failed, next in %g s: %s", lane.id, lane.attempts + 1, step.wait, step.error)
+        fields = {"lane": lane.id, "cursor": step.cursor, "attempts": attempts, "wait_seconds": step.wait}
+        log.warning("lane %s: try %s failed, next in %g s: %s", lane.id, attempts, step.wait, step.error, extra=fields)
     elif lane.attempts:
-        log.info("lane %s: its destination takes messages again", lane.id)
+        log.info("lane %s: its destination takes messages again", lane.id, extra={"lane": lane.id, "attempts": attempts})
 
 
 def _end(connection: Connection, start: Position, max_rows: int) -> Position:

@@ -108,6 +108,7 @@ def _elsewhere(settings: Settings) -> dict[str, str]:
     """Workers read the settings from their environment: Spark carries there what they need, redacted in its pages."""
     needed = {
         "TIDINGS_DATABASE__URL": settings.database_url,
-        "TIDINGS_PUBSUB__EMULATOR_HOST": settings.pubsub.emulator_host,
+        "TIDINGS_BUCKET_EVENTING__SERVICE_ACCOUNT": settings.bucket_eventing.service_account,
+        **{f"TIDINGS_PUBSUB__{name.upper()}": value for name, value in settings.pubsub},
     }
-    return {f"spark.executorEnv.{name}": value for name, value in needed.items() if value}
+    return {f"spark.executorEnv.{name}": str(value) for name, value in needed.items() if value}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import BaseModel, Field
 
 
@@ -20,9 +22,20 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
-    """Google Pub/Sub. Credentials are Google's application default ones."""
+    """Google Pub/Sub. An emulator needs nothing but its host."""
 
     emulator_host: str | None = Field(None, description="host:port of a server without TLS and credentials")
+    endpoint: str = Field(
+        "pubsub.googleapis.com", pattern=r"^[^\s/]+$", description="the host of Pub/Sub, or host:port; always with TLS"
+    )
+    credentials_file: Path | None = Field(
+        None, description="a Google credentials file; without one, Google's application default credentials"
+    )
+    iam_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+$",
+        description="where to ask for impersonation, if not at https://iamcredentials.googleapis.com: a private endpoint",
+    )
 
 
 class SparkSettings(BaseModel, frozen=True, extra="forbid"):

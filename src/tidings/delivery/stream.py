@@ -73,7 +73,8 @@ class Stream:
 
     def _own(self, connection: Connection, owner: Owner) -> None:
         """Rounds in this thread, everything else beside it; the first that fails ends them all."""
-        log.info("the stream is ours: epoch %s at position %s", owner.epoch, owner.position)
+        fields = {"epoch": owner.epoch, "position": owner.position}
+        log.info("the stream is ours: epoch %s at position %s", owner.epoch, owner.position, extra=fields)
         over = threading.Event()
         failures: list[Exception] = []
         helpers = [
@@ -146,7 +147,9 @@ class Stream:
         for report in reports:
             if report.cursor is not None:
                 level = logging.INFO if report.late else logging.WARNING
-                log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, report.error or "slow")
+                fields = {"lane": report.lane, "cursor": report.cursor, "late": report.late}
+                why = report.error or "slow"
+                log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, why, extra=fields)
         return end, rows
 
     def _beside(

@@ -10,50 +10,69 @@ Limits     1,000 messages or 10 MB for a call (cloud.google.com/pubsub/quotas)
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any
 
 import google.auth
+import google.auth.transport.requests
 import grpc.aio
-from google.api_core.exceptions import GoogleAPICallError, InvalidArgument
+from google.api_core.exceptions import GoogleAPICallError, InvalidArgument, Unauthenticated
+from google.auth import impersonated_credentials
+from google.auth.credentials import TokenState
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.transport import DEFAULT_RETRYABLE_STATUS_CODES
 from google.pubsub_v1 import PublisherAsyncClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
 from google.pubsub_v1.types import PublishRequest, PubsubMessage
 
+from tidings.delivery.settings import PubSubSettings
 from tidings.events.arn import PubSubTopic
 from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.settings import Settings
 
 # A peer that comes back should be noticed soon: gRPC's own back-off grows to two minutes.
 _CHANNEL = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.min_reconnect_backoff_ms", 200)]
+_KEEPALIVE = [("grpc.keepalive_time_ms", 30_000)]  # as Google's own client: a peer that is gone without a word is noticed
+
+_SCOPES = PublisherGrpcAsyncIOTransport.AUTH_SCOPES
+_TOKEN_SECONDS = 10.0
+"""The longest wait for one answer of a token endpoint."""
+_PAUSE_SECONDS = 1.0
+"""Between two tries to get a token: a thousand lanes have one token endpoint."""
+_MAX_WORDS = 500
 
 _publish_request = PublishRequest.pb()
 _pubsub_message = PubsubMessage.pb()
 
 
 def connect(arn: str, settings: Settings) -> PubSub:
-    return PubSub(PubSubTopic.from_arn(arn), settings.pubsub.emulator_host)
+    return PubSub(PubSubTopic.from_arn(arn), settings.pubsub, settings.bucket_eventing.service_account)
 
 
 class PubSub:
     max_batch = 1000
     max_bytes = 9_000_000  # of 10 MB: the rest is for ids, attributes and framing
 
-    def __init__(self, topic: PubSubTopic, emulator_host: str | None) -> None:
+    def __init__(self, topic: PubSubTopic, settings: PubSubSettings, account: str | None) -> None:
         self._topic = topic.name
-        self._emulator_host = emulator_host
+        self._settings = settings
+        self._account = account
+        self._tokens = None if settings.emulator_host else _tokens(settings, account)
         self._client: Any = None
 
-    async def _connected(self) -> Any:
+    def _connected(self) -> Any:
         if self._client is None:
-            if self._emulator_host:
-                channel = grpc.aio.insecure_channel(self._emulator_host, options=_CHANNEL)
-                self._client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
+            if self._settings.emulator_host:
+                channel = grpc.aio.insecure_channel(self._settings.emulator_host, options=_CHANNEL)
             else:
-                # in a thread: without credentials Google's library asks the network for them, and waits
-                scopes = PublisherGrpcAsyncIOTransport.AUTH_SCOPES
-                credentials, _ = await asyncio.to_thread(google.auth.default, scopes=scopes)
-                self._client = PublisherAsyncClient(credentials=credentials)
+                secure = grpc.ssl_channel_credentials()
+                channel = grpc.aio.secure_channel(self._settings.endpoint, secure, options=_CHANNEL + _KEEPALIVE)
+            self._client = PublisherAsyncClient(transport=PublisherGrpcAsyncIOTransport(channel=channel))
         return self._client
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
@@ -61,18 +80,28 @@ class PubSub:
             topic=self._topic,
             messages=[_pubsub_message(data=message.body, attributes=message.attributes) for message in messages],
         )
+        headers: list[tuple[str, str]] = []
+        awaited = "access token from Google"
         try:
             # no retries of the client's own: retrying is the lane's business, and it keeps the order
             async with asyncio.timeout(timeout):
-                client = await self._connected()
-                await client.publish(request=PublishRequest.wrap(request), retry=None, timeout=timeout)
+                if self._tokens is not None:
+                    headers = await self._tokens.headers()
+                awaited = "answer from Pub/Sub"
+                wrapped = PublishRequest.wrap(request)
+                await self._connected().publish(request=wrapped, retry=None, timeout=timeout, metadata=headers)
         except InvalidArgument as error:
             return [Outcome(Verdict.REJECTED, _words(error))] * len(messages)
         except GoogleAPICallError as error:
+            if isinstance(error, Unauthenticated) and self._tokens is not None:
+                self._tokens.drop(headers)
             return [Outcome(Verdict.RETRY, _words(error))] * len(messages)
+        except GoogleAuthError as error:
+            reason = f"no access token{f' for {self._account}' if self._account else ''}: {_said(error)}"
+            return [Outcome(Verdict.RETRY, reason)] * len(messages)
         except TimeoutError:
-            return [Outcome(Verdict.RETRY, f"no answer from Pub/Sub within {timeout:g} s")] * len(messages)
-        except Exception as error:  # credentials, name resolution: the client raises what its libraries raise
+            return [Outcome(Verdict.RETRY, f"no {awaited} within {timeout:g} s")] * len(messages)
+        except Exception as error:  # name resolution and the like: the client raises what its libraries raise
             return [Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}")] * len(messages)
         return [SENT] * len(messages)
 
@@ -85,3 +114,102 @@ class PubSub:
 def _words(error: GoogleAPICallError) -> str:
     code = error.grpc_status_code.name if error.grpc_status_code else str(error.code)
     return f"{code}: {error.message}"
+
+
+@lru_cache(maxsize=8)
+def _tokens(settings: PubSubSettings, account: str | None) -> _Tokens:
+    """One for all topics of this process: a token says who we are, not where we publish."""
+    return _Tokens(settings, account)
+
+
+class _Tokens:
+    """Access tokens, renewed before they expire. Google's library blocks while it asks, so it asks in a thread.
+
+    Not gRPC's call credentials: they would make a thread for every call, and turn whatever goes wrong into UNAVAILABLE.
+    """
+
+    def __init__(self, settings: PubSubSettings, account: str | None) -> None:
+        self._settings = settings
+        self._account = account
+        self._credentials: Any = None
+        self._lock = threading.Lock()
+        self._renewal: Future[None] | None = None
+        self._ended = 0.0
+
+    async def headers(self) -> list[tuple[str, str]]:
+        """The headers of an authorised call. Waits only where there is no token that is still valid."""
+        state = self._credentials.token_state if self._credentials else TokenState.INVALID
+        if state is not TokenState.FRESH:
+            renewal = self._renew()
+            if state is TokenState.INVALID:
+                await asyncio.wrap_future(renewal)
+        made: dict[str, str] = {}
+        self._credentials.apply(made)
+        return list(made.items())
+
+    def drop(self, headers: list[tuple[str, str]]) -> None:
+        """Pub/Sub did not know the token that was in these headers: ask for another, unless that has happened."""
+        if ("authorization", f"Bearer {self._credentials.token}") in headers:
+            self._credentials.token = None
+
+    def _renew(self) -> Future[None]:
+        """The renewal that is under way, or has just ended, or begins now. One who stops waiting does not end it."""
+        with self._lock:
+            last = self._renewal
+            if last is None or (last.done() and time.monotonic() - self._ended > _PAUSE_SECONDS):
+                last = self._renewal = Future()
+                last.set_running_or_notify_cancel()
+                threading.Thread(target=self._ask, args=(last,), name="google-token", daemon=True).start()
+            return last
+
+    def _ask(self, renewal: Future[None]) -> None:
+        problem: Exception | None = None
+        try:
+            if self._credentials is None:
+                self._credentials = self._load()
+            self._credentials.refresh(_Request())
+        except Exception as error:
+            problem = error
+        self._ended = time.monotonic()
+        if problem is None:
+            renewal.set_result(None)
+        else:
+            renewal.set_exception(problem)
+
+    def _load(self) -> Any:
+        """The credentials that we were given, or those of the account that they may impersonate."""
+        settings = self._settings
+        if settings.credentials_file is not None:
+            given, _ = google.auth.load_credentials_from_file(str(settings.credentials_file), scopes=_SCOPES)
+        else:
+            given, _ = google.auth.default(scopes=_SCOPES)
+        account = self._account
+        if account is None:
+            return given
+        place = settings.iam_endpoint and f"{settings.iam_endpoint}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
+        return impersonated_credentials.Credentials(given, account, list(_SCOPES), iam_endpoint_override=place)
+
+
+class _Request(google.auth.transport.requests.Request):
+    """How Google's library speaks to token endpoints, but for two things: it waits two minutes, and tries again by itself."""
+
+    def __call__(
+        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = None, **more: Any
+    ) -> Any:
+        seconds = min(timeout or _TOKEN_SECONDS, _TOKEN_SECONDS)
+        response = super().__call__(url, method, body, headers, seconds, **more)  # type: ignore[no-untyped-call]
+        if method == "POST" and response.status in DEFAULT_RETRYABLE_STATUS_CODES:
+            raise TransportError(f"{url} answered {response.status}", response.data.decode(errors="replace"))
+        return response
+
+
+def _said(error: GoogleAuthError) -> str:
+    """What a token endpoint said; Google's library keeps the body of an answer beside its own words."""
+    words, *rest = error.args or (type(error).__name__,)
+    body = rest[0] if rest and isinstance(rest[0], str) else ""
+    try:
+        problem = json.loads(body)["error"]
+        body = f"{problem['status']}: {problem['message']}"
+    except (ValueError, KeyError, TypeError):
+        body = " ".join(body.split())
+    return f"{words}: {body}"[:_MAX_WORDS] if body else str(words)[:_MAX_WORDS]

@@ -245,7 +245,8 @@ class Stack:
         part.failures = 0 if lived > 2 * _MAX_BACKOFF_SECONDS else part.failures
         if lived < min(0.2 * 2**part.failures, _MAX_BACKOFF_SECONDS):
             return False
-        log.warning("%s died (%s): starting it again", part.role, part.process.returncode)
+        fields = {"part": part.role, "status": part.process.returncode}
+        log.warning("%s died (%s): starting it again", part.role, part.process.returncode, extra=fields)
         part.failures += 1
         part.start()
         return True

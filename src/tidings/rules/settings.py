@@ -19,6 +19,11 @@ class BucketEventingSettings(BaseModel, frozen=True, extra="forbid"):
     )
     profile: Name = Field("aws", description="aws: what AWS's tools expect; storj: seed 000 to the letter")
     destinations: tuple[str, ...] = Field(("pubsub",), description="kinds of destination that tenants may send to")
+    service_account: str | None = Field(
+        None,
+        pattern=r"^[^@\s/]+@[^@\s/]+$",
+        description="the account that tenants allow to publish to their Pub/Sub topics; impersonated with our credentials",
+    )
     lookup: Literal["database", "redis"] = Field(
         "database",
         description="where a write looks for rules: in its own transaction (database), or in a shared cache (redis)",

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tidings import destinations
+from tidings import destinations, metrics
 from tidings.errors import Precondition
 from tidings.events.messages import Message, Outcome, Verdict
 from tidings.events.profiles import STORJ, Profile
@@ -43,6 +43,7 @@ async def _send(arn: str, settings: Settings, message: Message) -> Outcome:
     try:
         timeout = min(TEST_SECONDS, settings.delivery.publish_timeout_seconds)
         (outcome,) = await destination.send([message], timeout)
+        metrics.tested("sent" if outcome.verdict is Verdict.SENT else "refused")
         return outcome
     finally:
         await destination.close()
