@@ -7,7 +7,7 @@ import atexit
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -16,11 +16,13 @@ from psycopg import Connection
 
 from tidings.access.projects import find_project
 from tidings.db.pool import Pool, make_pool
-from tidings.delivery import session
+from tidings.delivery import plan, session
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline
+from tidings.delivery.progress import Progress
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
+from tidings.rules.draft import Draft
 from tidings.settings import Settings
 from tidings.store import buckets
 from tidings.store.blobs import Blobs
@@ -29,6 +31,8 @@ from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
 
 T = TypeVar("T")
+
+_PLAN_MEMORY = "512m"
 
 
 def connect(settings: Settings) -> Connection:
@@ -64,6 +68,17 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         stream = Stream(spark, settings, rebase)
         made(stream)
         stream.run(started)
+    finally:
+        spark.stop()
+
+
+def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
+    """Start Spark for one job over the history, small enough to have room beside a stream."""
+    small = settings.spark.model_copy(update={"driver_memory": _PLAN_MEMORY})
+    with session.hushed():
+        spark = session.aside(lambda: session.start(settings.model_copy(update={"spark": small}), on_top=0))
+    try:
+        return session.aside(lambda: plan.run(spark, draft, pieces, progress))
     finally:
         spark.stop()
 

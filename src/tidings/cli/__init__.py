@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tidings.cli import access, buckets, projects, running, topics, upkeep
+from tidings.cli import access, buckets, projects, rules, running, topics, upkeep
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
 
@@ -30,6 +30,7 @@ for command in (
 app.add_typer(projects.app, name="project")
 app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
+app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -29,3 +30,17 @@ def counting(what: str) -> Callable[[int], None]:
             err.print(f"\r{number} {what}", end="")
 
     return show
+
+
+@contextmanager
+def progress_bar(first: str, then: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar for a person at a terminal, nothing elsewhere. It says `first` until it is told how much is done, of how much."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*parts, console=err, transient=True) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda done, total: bar.update(task, description=then, completed=done, total=total or None)
