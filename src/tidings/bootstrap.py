@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
 import psycopg
 from psycopg import Connection
 
+from tidings.access.keys import Principal
+from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
+from tidings.api.app import rules_cache
 from tidings.db.pool import Pool, make_pool
-from tidings.delivery import session
+from tidings.delivery import plan, session
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline
+from tidings.delivery.progress import Progress
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
+from tidings.rules.draft import Draft
+from tidings.rules.lookup import Lookup
+from tidings.rules.model import Rule
+from tidings.rules.notification import Notifications
+from tidings.rules.overlaps import problems_together
+from tidings.rules.problems import refuse
 from tidings.settings import Settings
 from tidings.store import buckets
 from tidings.store.blobs import Blobs
@@ -27,6 +38,11 @@ from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
 
 T = TypeVar("T")
+
+ChangeRules = Callable[[Sequence[Rule]], list[Rule]]
+_CHANGE_TRIES = 5
+
+_PLAN_MEMORY = "512m"
 
 
 def connect(settings: Settings) -> Connection:
@@ -60,20 +76,68 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         spark.stop()
 
 
+def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
+    """Start Spark for one job over the history, small enough to have room beside a stream."""
+    literal = settings.bucket_eventing.dialect.literal_filters
+    small = settings.spark.model_copy(update={"driver_memory": _PLAN_MEMORY})
+    with session.hushed():
+        spark = session.aside(lambda: session.start(settings.model_copy(update={"spark": small}), on_top=0))
+    try:
+        return session.aside(lambda: plan.run(spark, draft, pieces, progress, literal))
+    finally:
+        spark.stop()
+
+
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:
     """Remove every version of every object; returns how many keys there were."""
-    return _with_store(settings, lambda pool, blobs: empty(pool, blobs, _public_id(settings, project), bucket, progress))
+    owner = _public_id(settings, project)
+
+    async def work(pool: Pool, blobs: Blobs) -> int:
+        eventing = await Lookup(settings.bucket_eventing, pool).begin(owner, bucket)
+        return await empty(pool, blobs, owner, bucket, eventing, progress)
+
+    return _with_store(settings, work)
 
 
 def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, progress: Callable[[int], None]) -> int:
     """Delete a bucket; with force, also one that is not empty. Returns how many keys were removed."""
+    owner = _public_id(settings, project)
+    removed = empty_bucket(settings, owner, bucket, progress) if force else 0
+    _with_store(settings, lambda pool, _: buckets.delete(pool, owner, bucket))
+    return removed
 
-    async def work(pool: Pool, blobs: Blobs) -> int:
-        owner, removed = _public_id(settings, project), 0
-        if force:
-            removed = await empty(pool, blobs, owner, bucket, progress)
-        await buckets.delete(pool, owner, bucket)
-        return removed
+
+def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRules) -> list[Rule]:
+    """Replace a bucket's rules by what `change` makes of them, with all checks and test events of a tenant's PUT.
+
+    Whoever changed them in between is not overwritten: then their rules are read, and changed, again.
+    """
+    operator = Principal("operator", "", _public_id(settings, project), Grant(frozenset(ACTIONS)))
+    request_id = secrets.token_hex(8).upper()
+
+    async def work(pool: Pool, _: Blobs) -> list[Rule]:
+        cache = rules_cache(settings.bucket_eventing)
+        service = Notifications(settings, pool, Lookup(settings.bucket_eventing, pool, cache))
+        try:
+            for left in reversed(range(_CHANGE_TRIES)):
+                found = await service.get(operator, bucket)
+                rules = change(found.rules)
+
+                async def read(rules: list[Rule] = rules) -> list[Rule]:
+                    refuse(list(problems_together(rules, settings.bucket_eventing.dialect)))
+                    return rules
+
+                try:
+                    expected = [found.etag]
+                    await service.put(operator, bucket, read, expected=expected, request_id=request_id, host_id="operator")
+                    return rules
+                except CallerError as error:
+                    if error.code != "PreconditionFailed" or not left:
+                        raise
+            raise AssertionError("the last try returned or raised")
+        finally:
+            if cache is not None:
+                await cache.close()
 
     return _with_store(settings, work)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from conftest import Running
-from tidings.cli import how_to_use
+from tidings.cli.running import how_to_use
 from traffic import PROGRAMS, Arrival, Collector, collecting, until
 
 KEY = "a b/ü+.txt"

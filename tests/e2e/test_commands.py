@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import psycopg
 import pytest
 
 from conftest import Running, fresh_database, running_stack
+from tidings.cli import rules
 from tidings.local.postgres import Postgres
 from tidings.settings import Settings
 from traffic import Caller, collecting, send_events, tidings, until
@@ -35,7 +37,7 @@ def says_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> No
 def test_help_names_every_command() -> None:
     done = tidings("--help")
     assert done.returncode == 0
-    for name in ("up", "serve", "stream", "migrate", "project", "access", "topic", "lanes", "settings", "demo"):
+    for name in ("up", "serve", "stream", "migrate", "project", "access", "rules", "topic", "lanes", "settings", "demo"):
         assert re.search(rf"^[│ ]*{name} ", done.stdout, re.MULTILINE), name
 
 
@@ -97,6 +99,70 @@ def test_lanes_shows_each_destination(stack: Running, url: str) -> None:
     assert re.search(rf"{destination} +live", table.stdout)
 
 
+def test_rules_are_listed_with_their_place_and_their_lane(stack: Running, url: str) -> None:
+    with collecting(stack) as collector:
+        send_events(stack, collector, "listed-by-rules")
+    listed = json.loads(tidings("rules", "list", "--bucket", "listed-by-rules", "--json", TIDINGS_DATABASE__URL=url).stdout)
+    [rule] = listed
+    destination = "arn:gcp:pubsub::tidings-test:listed-by-rules"
+    assert (rule["project"], rule["bucket"], rule["destination"]) == ("default", "listed-by-rules", destination)
+    assert (rule["events"], rule["state"]) == (["s3:ObjectCreated:*", "s3:ObjectRemoved:*"], "live")
+    table = tidings("rules", "list", "--project", "default", TIDINGS_DATABASE__URL=url)
+    assert re.search(rf"default +listed-by-rules +{rule['id']} +{destination} .* live", table.stdout)
+    with psycopg.connect(url) as connection:
+        for (private,) in connection.execute("select id::text from projects").fetchall():
+            assert private not in table.stdout + json.dumps(listed)
+
+
+def test_a_rule_is_tried_on_past_changes_before_anybody_sets_it(
+    stack: Running, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caller = Caller(stack.ready)
+    with collecting(stack) as collector:
+        send_events(stack, collector, "planned-for")
+    for key in ("logs/a.txt", "logs/b c.txt", "photos/a.jpg"):
+        assert caller.call("PUT", f"/planned-for/{quote(key)}", b"x").status == 200
+    assert caller.call("DELETE", "/planned-for/logs/a.txt").status == 204
+    rule = ("--bucket", "planned-for", "--event", "s3:ObjectCreated:*", "--prefix", "logs/")
+    done = tidings("rules", "plan", *rule, "--days", "1", "--json", TIDINGS_DATABASE__URL=url)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["changes"], found["matched"]) == (4, 2)
+    assert found["by_event"] == [
+        {"event": "ObjectCreated:Put", "changes": 3, "matched": 2},
+        {"event": "ObjectRemoved:Delete", "changes": 1, "matched": 0},
+    ]
+    assert sum(day["matched"] for day in found["by_day"]) == 2
+    assert [example["key"] for example in found["examples"]] == ["logs/b c.txt", "logs/a.txt"]
+    [overlap] = found["overlaps"]
+    assert (overlap["destination"], overlap["shared"]) == ("arn:gcp:pubsub::tidings-test:planned-for", ["s3:ObjectCreated:*"])
+    [summary] = done.stderr.splitlines()  # nothing else: no bar where nobody looks, no word of the JVM
+    assert summary.startswith("2 of 4 changes would have matched")
+    rules._print(found)  # what a person sees of the same answer
+    shown = capsys.readouterr().out
+    same = "planned-for to arn:gcp:pubsub::tidings-test:planned-for: s3:ObjectCreated:*"
+    for words in (f"{same}\n", ": 2 of 4 would have matched\n", "Put logs/b c.txt\n"):
+        assert words in shown
+    assert re.search(r"^ *ObjectCreated:Put +3 +2 *$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "--project", "nobody"], ["no project", "'nobody'"]),
+        (["list", "--bucket", "nowhere"], ["no bucket", "'nowhere'"]),
+        (["plan", "--bucket", "b", "--project", "nobody", "--event", "s3:ObjectCreated:*"], ["no project", "'nobody'"]),
+        (["plan", "--bucket", "nowhere", "--event", "s3:ObjectCreated:*"], ["no bucket", "'nowhere'", "'default'"]),
+        (["plan", "--bucket", "b", "--event", "s3:ObjectMoved:*"], ["'s3:ObjectMoved:*'", "s3:ObjectRemoved:*"]),
+        (["plan", "--bucket", "b"], ["No event is named", "s3:ObjectCreated:*"]),
+        (["plan", "--bucket", "b", "--event", "s3:ObjectCreated:*", "--days", "0"], ["--days 0", "168 hours", "1 to 7"]),
+        (["plan", "--bucket", "b", "--event", "s3:ObjectCreated:*", "--days", "8"], ["--days 8", "168 hours", "1 to 7"]),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(url: str, arguments: list[str], words: list[str]) -> None:
+    says_one_sentence(tidings("rules", *arguments, TIDINGS_DATABASE__URL=url), *words)
+
+
 def test_settings_prints_every_setting_and_no_secret(url: str) -> None:
     password = url.split(":")[2].partition("@")[0]
     table, as_json = (tidings("settings", *how, TIDINGS_DATABASE__URL=url) for how in ([], ["--json"]))
@@ -121,6 +187,7 @@ def test_migrate_has_nothing_to_do(url: str) -> None:
 
 
 NOBODY = "postgresql://tidings:secret-word@127.0.0.1:1/tidings"
+RULE = ("--bucket", "b", "--event", "s3:ObjectCreated:*")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +196,8 @@ NOBODY = "postgresql://tidings:secret-word@127.0.0.1:1/tidings"
         (["lanes"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
         (["serve"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
         (["lanes"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
+        (["rules", "list"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
+        (["rules", "plan", *RULE], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
         (["migrate"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
         (["settings"], {"TIDINGS_NOWHERE__X": "1"}, ["TIDINGS_NOWHERE__X", "is not a setting"]),
         (["settings"], {"TIDINGS_API__NOTHING": "1"}, ["api.nothing", "tidings settings"]),

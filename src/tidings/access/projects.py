@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -21,7 +22,21 @@ def create_project(connection: psycopg.Connection[Any], name: str, path_encrypti
     return public_id
 
 
-def find_project(connection: psycopg.Connection[Any], name: str) -> str | None:
-    """The public id of the project with this name."""
-    row = connection.execute("select public_id from projects where name = %s", [name]).fetchone()
+def find_project(connection: psycopg.Connection[Any], named: str) -> str | None:
+    """The public id of the project with this name, or with this public id."""
+    row = connection.execute(
+        "select public_id from projects where %(named)s in (name, public_id) order by name = %(named)s desc", {"named": named}
+    ).fetchone()
     return None if row is None else str(row[0])
+
+
+class Project(NamedTuple):
+    public_id: str
+    name: str
+    path_encryption: bool
+    created_at: datetime
+
+
+def all_projects(connection: psycopg.Connection[Any]) -> list[Project]:
+    rows = connection.execute("select public_id, name, path_encryption, created_at from projects order by name").fetchall()
+    return [Project(*row) for row in rows]

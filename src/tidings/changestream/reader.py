@@ -88,10 +88,11 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[p
     for piece in wanted:
         select = f"select {piece.window}::bigint as window, {columns} from changes"
         query = f"{select} where {piece.condition}{mine} order by seq"
-        yield from _fetch(url, query, piece.dense)
+        yield from fetch(url, query, piece.dense)
 
 
-def _fetch(url: str, query: str, dense: bool) -> Iterator[pa.RecordBatch]:
+def fetch(url: str, query: str, dense: bool = False) -> Iterator[pa.RecordBatch]:
+    """What a query finds. `dense` as in a slice."""
     try:
         cursor = _executed(url, query, dense)
     except Exception:  # kept from an earlier round, and the database was started again since

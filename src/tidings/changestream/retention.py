@@ -82,7 +82,8 @@ def partitions(connection: Connection) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _bounds(name: str) -> tuple[datetime, datetime] | None:
+def bounds(name: str) -> tuple[datetime, datetime] | None:
+    """From when to when the partition holds changes; None for the default one, which has what fits no other."""
     match = _NAME.fullmatch(name)
     if not match:
         return None
@@ -91,14 +92,14 @@ def _bounds(name: str) -> tuple[datetime, datetime] | None:
 
 
 def _overlaps(connection: Connection, start: datetime, end: datetime) -> bool:
-    bounds = filter(None, map(_bounds, partitions(connection)))
-    return any(first < end and start < last for first, last in bounds)
+    made = filter(None, map(bounds, partitions(connection)))
+    return any(first < end and start < last for first, last in made)
 
 
 def drop_expired(connection: Connection, settings: ChangestreamSettings, now: datetime) -> list[str]:
     """Drop every partition that is wholly older than the retention and wholly before the lowest cursor."""
     limit = now - timedelta(hours=settings.retention_hours)
-    expired = [name for name in partitions(connection) if (bounds := _bounds(name)) and bounds[1] <= limit]
+    expired = [name for name in partitions(connection) if (held := bounds(name)) and held[1] <= limit]
     dropped = [name for name in expired if _drop(connection, name)]
     if dropped:
         _forget_windows(connection, limit)

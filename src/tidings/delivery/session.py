@@ -9,11 +9,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
 from tidings.errors import OperatorError
 from tidings.settings import Settings
+
+T = TypeVar("T")
 
 FOR_CATCH_UP = 2
 """Task slots that rounds leave to catch-up's two groups."""
@@ -39,10 +46,11 @@ def check_java() -> None:
         raise OperatorError(f"{_JAVA}; {java} is {version or 'of an unknown version'}.")
 
 
-def start(settings: Settings) -> SparkSession:
+def start(settings: Settings, on_top: int = FOR_CATCH_UP) -> SparkSession:
+    """`on_top` is the number of task slots that a local master gets beyond what was asked for."""
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(_master(settings.spark.master)).appName("tidings")
+    builder = SparkSession.builder.master(_master(settings.spark.master, on_top)).appName("tidings")
     scratch = _scratch()
     conf = {
         "spark.sql.warehouse.dir": scratch,
@@ -70,6 +78,41 @@ def start(settings: Settings) -> SparkSession:
     return spark
 
 
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Around `start`, for a command whose stderr is for people: the JVM's words are shown only where it does not start."""
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            said.seek(0)
+            os.write(kept, said.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def aside(work: Callable[[], T]) -> T:
+    """Run in a thread that nobody has to wait for: Ctrl-C ends the wait at once.
+
+    In the main thread it would hit a call to the JVM half-way, which then prints its stack; and a JVM whose start is
+    interrupted stays for ever.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done.result()
+
+
 def _scratch() -> str:
     """A folder for whatever Spark writes, which goes when the process ends. Short: socket paths end at 107 characters."""
     folder = tempfile.mkdtemp(prefix="tidings-")
@@ -85,13 +128,13 @@ def lives(spark: SparkSession) -> bool:
         return False
 
 
-def _master(master: str) -> str:
+def _master(master: str, on_top: int) -> str:
     """Catch-up waits for destinations and holds threads without using a core: local masters get those on top."""
     asked = re.fullmatch(r"local\[(\d+|\*)\]|local", master)
     if not asked:
         return master
     threads = (os.cpu_count() or 1) if asked[1] == "*" else int(asked[1] or 1)
-    return f"local[{threads + FOR_CATCH_UP}]"
+    return f"local[{threads + on_top}]"
 
 
 def _local(scratch: str) -> dict[str, str]:

@@ -7,8 +7,6 @@ Which names there are for a tenant is a matter of the profile (`tidings.events.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 PUT = "ObjectCreated:Put"
 POST = "ObjectCreated:Post"
 COPY = "ObjectCreated:Copy"
@@ -26,9 +24,3 @@ def wanted_by(name: str) -> list[str]:
     """The values of a rule's events that ask for the change `name`: the name itself and its category's wildcard."""
     category = name.partition(":")[0]
     return [f"s3:{name}", f"s3:{category}:*"]
-
-
-def expanded(events: Iterable[str]) -> set[str]:
-    """The names of all changes that these values of a rule's events ask for."""
-    asked = set(events)
-    return {name for name in NAMES if not asked.isdisjoint(wanted_by(name))}

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import psycopg
 
+from tidings import metrics
 from tidings.db.pool import Pool
 from tidings.events.profiles import AWS, Profile
 from tidings.rules import table
@@ -36,6 +37,8 @@ class Eventing(NamedTuple):
 class Cache(Protocol):
     """See `tidings.rules.cache`. It never raises, and is never slow."""
 
+    failures: int
+
     async def get(self, project: str, bucket: str) -> str | None: ...
 
     async def put(self, project: str, bucket: str, document: str) -> None: ...
@@ -55,9 +58,16 @@ class Lookup:
     async def begin(self, project: str, bucket: str) -> Eventing:
         """At the start of an operation that will write."""
         known = self._plain[self._settings.enabled(project)]
-        if self._cache is None or not known.recorded:
+        if not known.recorded:
             return known
+        if self._cache is None:
+            metrics.looked_up("database")
+            return known
+        failures = self._cache.failures
         cached = await self._cache.get(project, bucket)
+        if self._cache.failures != failures:
+            metrics.lookup_failed("redis")
+        metrics.looked_up("database" if cached is None else "redis")
         if cached is None:
             cached = await self._fill(self._cache, project, bucket)
         return known if cached is None else known._replace(source="cache", cached=cached)

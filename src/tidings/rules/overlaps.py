@@ -7,17 +7,32 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from tidings.errors import CallerError
-from tidings.events.names import expanded
 from tidings.events.profiles import Profile
 from tidings.rules.model import Rule, invalid
 
 
 def overlap(one: Rule, other: Rule) -> bool:
     """Whether there can be a change that both want: an event in common, and filters that one key can satisfy both of."""
-    prefixes, suffixes = (one.filter.prefix, other.filter.prefix), (one.filter.suffix, other.filter.suffix)
-    starts = prefixes[0].startswith(prefixes[1]) or prefixes[1].startswith(prefixes[0])
-    ends = suffixes[0].endswith(suffixes[1]) or suffixes[1].endswith(suffixes[0])
-    return starts and ends and not expanded(one.events).isdisjoint(expanded(other.events))
+    mine, theirs = ((rule.filter.prefix, rule.filter.suffix) for rule in (one, other))
+    return meet(mine, theirs) and bool(in_common(one.events, other.events))
+
+
+def meet(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """One prefix begins with the other and one suffix ends with the other: then a key with the longer of each has both."""
+    (prefix, suffix), (their_prefix, their_suffix) = one, other
+    begin = prefix.startswith(their_prefix) or their_prefix.startswith(prefix)
+    return begin and (suffix.endswith(their_suffix) or their_suffix.endswith(suffix))
+
+
+def in_common(ones: Sequence[str], others: Sequence[str]) -> set[str]:
+    """The events that both ask for, by the narrower of the two names where one is a wildcard."""
+    return {event for mine in ones for theirs in others for event in _both(mine, theirs)}
+
+
+def _both(one: str, other: str) -> Iterator[str]:
+    for wide, narrow in ((one, other), (other, one)):
+        if wide == narrow or (wide.endswith(":*") and narrow.startswith(wide[:-1])):
+            yield narrow
 
 
 def problems_together(rules: Sequence[Rule], profile: Profile) -> Iterator[CallerError]:

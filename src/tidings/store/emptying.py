@@ -7,14 +7,17 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from tidings.db.pool import Pool
+from tidings.rules.lookup import Eventing
 from tidings.store import deletes, version_listing
 from tidings.store.blobs import Blobs
 from tidings.store.model import Origin, Place
 
 
-async def empty(pool: Pool, blobs: Blobs, project: str, bucket: str, progress: Callable[[int], None]) -> int:
+async def empty(
+    pool: Pool, blobs: Blobs, project: str, bucket: str, eventing: Eventing, progress: Callable[[int], None]
+) -> int:
     """Returns how many keys there were; `progress` is told how many are gone."""
-    origin = Origin("operator", "", uuid.uuid4().hex.upper()[:16], datetime.now(UTC))
+    origin = Origin("operator", "", uuid.uuid4().hex.upper()[:16], datetime.now(UTC), eventing)
     removed = 0
     while True:
         page = await version_listing.page(pool, project, bucket, prefix="", delimiter="", key="", ordinal=None, most=1000)

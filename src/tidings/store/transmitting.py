@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 
+from tidings import metrics
+from tidings.rules.lookup import UNREAD, Eventing
 from tidings.store.model import Origin
 
 log = logging.getLogger(__name__)
@@ -29,14 +31,26 @@ def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
     @wraps(operation)
     async def careful(*args: P.args, **kwargs: P.kwargs) -> T:
+        eventing = next(each.eventing for each in args if isinstance(each, Origin))
         try:
-            return await operation(*args, **kwargs)
+            done = await operation(*args, **kwargs)
         except _UNREADABLE as error:
-            done = await operation(*map(_unread, args), **{name: _unread(value) for name, value in kwargs.items()})
+            done = await operation(*map(_unread, args), **kwargs)  # type: ignore[arg-type]
             log.error("the rules could not be read, so a change was transmitted for the stream to decide: %s", error)
-            return done
+            metrics.lookup_failed("database")
+        _count(eventing, done)
+        return done
 
     return careful
+
+
+def _count(eventing: Eventing, done: Any) -> None:
+    if not eventing.recorded:
+        metrics.decided("not_enabled")
+        return
+    for each in done if isinstance(done, list) else [done]:
+        for rules in each.rules:
+            metrics.decided("unread" if rules == UNREAD else "transmitted" if rules else "unmatched")
 
 
 def _unread(argument: Any) -> Any:

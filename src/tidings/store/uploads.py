@@ -221,6 +221,10 @@ class Completed:
     etag: str
     checksums: dict[str, str]
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return self.done.rules
+
 
 @transmitting
 async def complete(

@@ -1,0 +1,47 @@
+"""The command line: `tidings --help`. One module for each group of commands; what a command needs it imports when it runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from tidings import log
+from tidings.cli import access, buckets, projects, rules, running, topics, upkeep
+from tidings.cli.printing import err
+from tidings.errors import OperatorError
+
+app = typer.Typer(
+    help="Every change of a bucket reaches its destination: at least once, in order per key, through Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    running.up,
+    running.serve,
+    running.stream,
+    running.migrate,
+    upkeep.sweep,
+    upkeep.lanes,
+    upkeep.settings,
+    running.demo,
+):
+    app.command()(command)
+app.add_typer(projects.app, name="project")
+app.add_typer(buckets.app, name="bucket")
+app.add_typer(access.app, name="access")
+app.add_typer(rules.app, name="rules")
+app.add_typer(topics.app, name="topic")
+
+
+def main() -> None:
+    try:
+        app()
+    except OperatorError as error:
+        if log.is_json():
+            logging.getLogger("tidings").critical("%s", error)
+        else:
+            err.print(f"tidings: {error}", style="red")
+        sys.exit(2)
