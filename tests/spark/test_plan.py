@@ -20,7 +20,7 @@ from tidings.rules.draft import Draft
 from tidings.rules.listing import find_bucket
 from tidings.rules.match import matches
 from tidings.store import buckets
-from truth_table import ROWS
+from truth_table import TABLES
 from writers import EVERYTHING
 
 CREATED, REMOVED, MARKER = "s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -45,7 +45,7 @@ def written(spark_database: psycopg.Connection) -> History:
     was deleted, another bucket, and what is older."""
     loaded = settings.load()
     dice = random.Random(11)
-    keys = sorted({row.key for row in ROWS} | {"logs/a b", "logs/ž.txt", "photos/2026/猫.jpg"})
+    keys = sorted({row.key for row in TABLES[False]} | {"logs/a b", "logs/ž.txt", "photos/2026/猫.jpg"})
     with writers.writer_to(loaded.database_url) as writer:
         writer.put("logs/of the old bucket.txt", "photos/2026/old.jpg")
         for key in ("logs/of the old bucket.txt", "photos/2026/old.jpg"):

@@ -14,6 +14,7 @@ from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 
+from tidings import metrics
 from tidings.errors import OperatorError
 from tidings.rules.breaker import FAILURES, REST_SECONDS, Breaker
 
@@ -107,6 +108,7 @@ class RedisRules:
             answer = await self._within(BUDGET_SECONDS, *command)
         except Exception as error:
             self.failures += 1
+            metrics.lookup_failed("redis")
             if self._breaker.failed(turn):
                 # The kind of error alone: its text comes from the peer and may repeat what it was told, such as the password.
                 log.warning(

@@ -37,8 +37,6 @@ class Eventing(NamedTuple):
 class Cache(Protocol):
     """See `tidings.rules.cache`. It never raises, and is never slow."""
 
-    failures: int
-
     async def get(self, project: str, bucket: str) -> str | None: ...
 
     async def put(self, project: str, bucket: str, document: str) -> None: ...
@@ -63,10 +61,7 @@ class Lookup:
         if self._cache is None:
             metrics.looked_up("database")
             return known
-        failures = self._cache.failures
         cached = await self._cache.get(project, bucket)
-        if self._cache.failures != failures:
-            metrics.lookup_failed("redis")
         metrics.looked_up("database" if cached is None else "redis")
         if cached is None:
             cached = await self._fill(self._cache, project, bucket)

@@ -35,7 +35,7 @@ def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
         try:
             done = await operation(*args, **kwargs)
         except _UNREADABLE as error:
-            done = await operation(*map(_unread, args), **kwargs)  # type: ignore[arg-type]
+            done = await operation(*map(_unread, args), **kwargs)
             log.error("the rules could not be read, so a change was transmitted for the stream to decide: %s", error)
             metrics.lookup_failed("database")
         _count(eventing, done)

@@ -8,9 +8,10 @@ import pytest
 
 from tidings.errors import CallerError
 from tidings.events import names
+from tidings.events.profiles import AWS
 from tidings.rules.draft import Draft, shared
 from tidings.rules.match import matches
-from truth_table import ROWS, random_rows
+from truth_table import TABLES, random_rows
 
 CREATED, REMOVED = "s3:ObjectCreated:*", "s3:ObjectRemoved:*"
 PUT, COPY, DELETE = "s3:ObjectCreated:Put", "s3:ObjectCreated:Copy", "s3:ObjectRemoved:Delete"
@@ -61,7 +62,7 @@ def test_two_rules_share_what_both_want(one: Draft, other: Draft, expected: list
 
 
 def test_no_change_matches_two_rules_that_are_said_to_share_nothing() -> None:
-    rows = [*ROWS, *random_rows(seed=7, count=250)]
+    rows = [*TABLES[False], *random_rows(seed=7, count=250)]
     both = 0
     for one, other in itertools.product(rows, rows):
         for key in (one.key, other.key):
@@ -76,7 +77,7 @@ def test_no_change_matches_two_rules_that_are_said_to_share_nothing() -> None:
     ("events", "prefix", "words"),
     [
         ((), "", ["No event is named", CREATED]),
-        (("s3:ObjectMoved:*",), "", ["'s3:ObjectMoved:*'", *sorted(names.SUBSCRIBABLE)]),
+        (("s3:ObjectMoved:*",), "", ["'s3:ObjectMoved:*'", *sorted(AWS.subscribable)]),
         ((PUT,), "x" * 1025, ["prefix", "1025", "1024"]),
         (("put",), "\x01", ["2 problems", "'put'", "prefix"]),
     ],
