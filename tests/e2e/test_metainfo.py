@@ -204,7 +204,7 @@ def test_more_than_one_rule_is_for_the_s3_api_to_show(front: Front, client: Meta
         ({"suffix": "a\0b"}, "suffix filter has the character"),
         ({"id": "x" * 256}, "The Id has 256 characters"),
         ({"id": "\0"}, "control character"),
-        ({"events": tuple(f"s3:ü{number}" for number in range(2000))}, "2000 problems"),
+        ({"events": tuple(f"{'ü' * 190}{number}" for number in range(100))}, "100 problems"),
     ],
 )
 def test_what_cannot_be_a_rule_is_refused_and_changes_nothing(
