@@ -40,6 +40,7 @@ class Server:
     secret: str = field(repr=False)
     project: str
     process: subprocess.Popen[bytes]
+    grpc_port: int = 0
     _connection: psycopg.Connection | None = field(default=None, repr=False)
 
     @property
@@ -103,9 +104,10 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
         "TIDINGS_BUCKET_EVENTING__PROJECTS": "*",
         **environment,
     }
+    grpc_port = int(settings.get("TIDINGS_API__GRPC_PORT", 0))
     with (folder / "server.log").open("wb") as log:
         process = start(settings, log)
-    server = Server(database_url, folder, port, access_key_id, secret, project, process)
+    server = Server(database_url, folder, port, access_key_id, secret, project, process, grpc_port)
     try:
         wait_until_ready(server)
         yield server

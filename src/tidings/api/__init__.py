@@ -1,1 +1,1 @@
-"""The HTTP front. It turns requests into calls of `store` and `rules`, and errors into answers; it writes no SQL."""
+"""The HTTP and gRPC fronts. They turn requests into calls of `store` and `rules`, and errors into answers; no SQL."""

@@ -30,7 +30,7 @@ from tidings.store import names
 
 SERVICE = "tidings.metainfo.Metainfo"
 
-_STATUS = {
+STATUS = {
     "AccessDenied": grpc.StatusCode.PERMISSION_DENIED,
     "InvalidAccessKeyId": grpc.StatusCode.UNAUTHENTICATED,
     "NoSuchBucket": grpc.StatusCode.NOT_FOUND,
@@ -180,18 +180,18 @@ def _answering(method: str, serve: Callable[[bytes, Any, str], Awaitable[Any]]) 
         try:
             return await serve(data, context, request_id)
         except Exception as error:
-            status, message = _status(error, method, request_id)
-        await context.abort(status, _short(message))
+            code, message = status(error, method, request_id)
+        await context.abort(code, short(message))
 
     return grpc.unary_unary_rpc_method_handler(answer, response_serializer=lambda message: message.SerializeToString())
 
 
-def _status(error: Exception, method: str, request_id: str) -> tuple[grpc.StatusCode, str]:
+def status(error: Exception, method: str, request_id: str) -> tuple[grpc.StatusCode, str]:
     """What is not the caller's fault is logged here, once, by the request's id."""
     if isinstance(error, Precondition):
         return grpc.StatusCode.FAILED_PRECONDITION, error.message
     if isinstance(error, CallerError):
-        return _STATUS.get(error.code, grpc.StatusCode.INVALID_ARGUMENT), error.message
+        return STATUS.get(error.code, grpc.StatusCode.INVALID_ARGUMENT), error.message
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         _log.warning("request %s, %s: the database did not answer: %s", request_id, method, error)
         return grpc.StatusCode.UNAVAILABLE, "The service is not ready to answer: please try again."
@@ -199,10 +199,10 @@ def _status(error: Exception, method: str, request_id: str) -> tuple[grpc.Status
     return grpc.StatusCode.INTERNAL, f"We encountered an internal error. Please try again. Request {request_id}."
 
 
-def _short(message: str) -> str:
+def short(message: str) -> str:
     size = 0
     for place, character in enumerate(message):
-        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        size += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode())
         if size > _MAX_DETAILS:
             return message[:place] + "…"
     return message
