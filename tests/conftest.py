@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+import canary
 from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
@@ -57,6 +58,24 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             for name, line in getattr(report, "user_properties", ()) if getattr(report, "when", "") == "call" else ():
                 if name == "said":
                     terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {line}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _noting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    canary.begin(tmp_path_factory.mktemp("canary"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """When all processes are through: what was kept secret has come out nowhere, or the run has failed."""
+    if os.environ.get("PYTEST_XDIST_WORKER") or session.config.option.collectonly:
+        return
+    planted, found = canary.leaks(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reporter.write_line(f"\ncanary: {planted} private ids and secrets looked for in every output, {len(found)} found")
+    for leak in found:
+        reporter.write_line(f"canary: {leak}", red=True)
+    if found:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +160,7 @@ class Running:
         import boto3
         from botocore.config import Config
 
-        return boto3.client(
+        client = boto3.client(
             "s3",
             endpoint_url=self.ready["s3"],
             region_name=self.ready["region"],
@@ -149,6 +168,12 @@ class Running:
             aws_secret_access_key=self.ready["secret_access_key"],
             config=Config(retries={"max_attempts": 10, "mode": "standard"}, max_pool_connections=50),
         )
+        client.meta.events.register("after-call.s3", _see)
+        return client
+
+
+def _see(http_response: Any, **_: Any) -> None:
+    canary.seen(str(http_response.headers), b"" if hasattr(http_response.raw, "stream") else http_response.content)
 
 
 @contextmanager
@@ -167,7 +192,9 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
-        yield Running(process, ready_file, folder / "data")
+        running = Running(process, ready_file, folder / "data")
+        yield running
+        canary.plant(running.ready["database"])
     finally:
         process.terminate()
         process.wait(90)

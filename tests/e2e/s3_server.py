@@ -23,6 +23,7 @@ import boto3
 import psycopg
 from botocore.config import Config
 
+import canary
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project
 from tidings.db.migrate import migrate
@@ -111,6 +112,7 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
     try:
         wait_until_ready(server)
         yield server
+        canary.plant(database_url)
     finally:
         server.process.terminate()  # a test may have started another
         server.process.wait(30)
@@ -227,6 +229,8 @@ def send(server: Server, method: str, target: str, headers: Mapping[str, str], b
             connection.putheader(name, value)
         connection.endheaders(body or None)
         response = connection.getresponse()
-        return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        answer = Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+        canary.seen(str(answer.headers), answer.body)
+        return answer
     finally:
         connection.close()

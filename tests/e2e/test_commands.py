@@ -298,3 +298,50 @@ def _answer(stack: Running) -> int:
         return Caller(stack.ready).call("GET", "/kept/key").status
     except ConnectionError:
         return 0
+
+
+def test_rules_are_added_and_removed_one_at_a_time(stack: Running, url: str) -> None:
+    bucket, topic = "one-at-a-time", "projects/tidings-test/topics/one-at-a-time"
+    arn = "arn:gcp:pubsub::tidings-test:one-at-a-time"
+    stack.s3().create_bucket(Bucket=bucket)
+    settings = {
+        "TIDINGS_DATABASE__URL": url,
+        "TIDINGS_PUBSUB__EMULATOR_HOST": stack.ready["pubsub"],
+        "TIDINGS_STORE__BLOBS": (stack.data / "blobs").as_uri(),
+    }
+
+    def rules_command(*arguments: str, projects: str = "*") -> subprocess.CompletedProcess[str]:
+        return tidings("rules", *arguments, "--bucket", bucket, **settings, TIDINGS_BUCKET_EVENTING__PROJECTS=projects)
+
+    def ids() -> list[str]:
+        listed: list[dict[str, str]] = json.loads(rules_command("list", "--json").stdout)
+        return [rule["id"] for rule in listed]
+
+    logs = ("add", "--topic", arn, "--event", "s3:ObjectCreated:*", "--prefix", "logs/")
+    says_one_sentence(rules_command(*logs), "Unable to validate", "NOT_FOUND")
+    assert tidings("topic", "create", topic, PUBSUB_EMULATOR_HOST=stack.ready["pubsub"]).returncode == 0
+    made = json.loads(rules_command(*logs, "--json").stdout)
+    assert made["rules"] == 1
+    assert rules_command("add", "--topic", arn, "--event", "s3:ObjectRemoved:*", "--id", "gone").returncode == 0
+    assert ids() == [made["id"], "gone"]
+    says_one_sentence(rules_command(*logs), "already", made["id"])
+    says_one_sentence(rules_command(*logs, "--id", "again"), "ambiguously defined", "'again'")
+    says_one_sentence(rules_command("add", "--topic", arn, "--event", "s3:Nothing"), "'s3:Nothing'", "s3:ObjectCreated:*")
+    says_one_sentence(rules_command("add", "--topic", "nowhere", "--event", "s3:ObjectCreated:*"), "'nowhere'")
+    says_one_sentence(rules_command("remove", "--id", "absent"), "no rule 'absent'", "'gone'")
+    says_one_sentence(rules_command("remove", "--id", "gone", projects=""), "not enabled")
+    assert ids() == [made["id"], "gone"]
+    assert rules_command("remove", "--id", made["id"]).returncode == 0
+    assert ids() == ["gone"]
+
+
+def test_projects_are_listed_with_whether_they_have_eventing(postgres: Postgres) -> None:
+    url = fresh_database(postgres, "project_commands")
+    first = tidings("project", "create", "first", "--json", TIDINGS_DATABASE__URL=url)
+    assert "TIDINGS_BUCKET_EVENTING__PROJECTS" in first.stderr
+    tidings("project", "create", "second", "--path-encryption", TIDINGS_DATABASE__URL=url)
+    tidings("project", "create", "third", TIDINGS_DATABASE__URL=url)
+    enabled = json.loads(first.stdout)["project"]
+    listed = tidings("project", "list", "--json", TIDINGS_DATABASE__URL=url, TIDINGS_BUCKET_EVENTING__PROJECTS=enabled)
+    found = {row["name"]: (row["eventing"], row["path_encryption"]) for row in json.loads(listed.stdout)}
+    assert found == {"first": (True, False), "second": (False, True), "third": (False, False)}

@@ -1,0 +1,92 @@
+"""Secrets that must not be seen: what the tests plant is noted, and in the end everything that came out is searched for it.
+
+Private project ids must be nowhere outside the database. Keys' secrets and passwords are shown to whoever makes them, and
+must be in nothing else: no log of a server, no event, no answer, no metric.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import psycopg
+
+_FOLDER = "TIDINGS_TEST_CANARY"
+_PLANTED, _SEEN = "planted.canary", "seen.canary"
+_OUTPUTS = ("*.log", _SEEN)
+# It greets whoever starts it with the key that was made for them: that is its purpose.
+_GREETING = "up.log"
+
+
+def begin(folder: Path) -> None:
+    """Where this process notes what it plants and sees."""
+    os.environ[_FOLDER] = str(folder)
+
+
+def seen(*outputs: str | bytes) -> None:
+    """Something that came out of Tidings: an answer, an event, what a command printed."""
+    if folder := os.environ.get(_FOLDER):
+        with (Path(folder) / _SEEN).open("ab") as file:
+            file.write(b"\n".join(each.encode() if isinstance(each, str) else each for each in outputs) + b"\n")
+
+
+def plant(database_url: str) -> None:
+    """Note every secret of a database that a server worked on."""
+    folder = os.environ.get(_FOLDER)
+    if folder is None:
+        return
+    with psycopg.connect(database_url) as connection:
+        projects = [str(row[0]) for row in connection.execute("select id from projects")]
+        secrets = [row[0] for row in connection.execute("select secret_access_key from access_keys")]
+        roots = [bytes(row[0]).hex() for row in connection.execute("select secret from api_keys")]
+    password = urlsplit(database_url).password or ""
+    lines = [f"project {uuid.UUID(each).hex}" for each in projects]
+    lines += [f"secret {each.encode().hex()}" for each in (*secrets, password) if each]
+    lines += [f"secret {each}" for each in roots]
+    with (Path(folder) / _PLANTED).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def forms(secret: bytes, project: bool) -> set[bytes]:
+    """The ways in which it could be written down: as it is, in hex, in base64 of either alphabet, percent-encoded."""
+    texts = [str(uuid.UUID(bytes=secret)).encode(), secret] if project else [secret]
+    found: set[bytes] = set()
+    for text in texts:
+        found |= {text, text.hex().encode(), text.hex().upper().encode(), quote(text, safe="").encode()}
+        # Inside a longer text, base64 depends on where it begins: cut off what its neighbours could change.
+        for before in range(3):
+            padded = base64.b64encode(b"\0" * before + text)
+            middle = padded[(0, 2, 3)[before] :].rstrip(b"=")[:-1]
+            found |= {middle, middle.replace(b"+", b"-").replace(b"/", b"_")}
+    if project:
+        found |= {texts[0].upper(), texts[0].replace(b"-", b"")}
+    return {form for form in found if len(form) >= 12}
+
+
+def leaks(root: Path) -> tuple[int, list[str]]:
+    """How many secrets were looked for below a folder, and where any was found."""
+    planted = {line for file in root.rglob(_PLANTED) for line in file.read_text().splitlines()}
+    wanted = {
+        form: kind
+        for kind, _, text in (line.partition(" ") for line in planted)
+        for form in forms(bytes.fromhex(text), kind == "project")
+    }
+    return len(planted), sorted(set(_found(root, wanted)))
+
+
+def _found(root: Path, wanted: dict[bytes, str]) -> Iterator[str]:
+    for file in _outputs(root):
+        content = file.read_bytes()
+        for form, kind in wanted.items():
+            if form in content and not (kind == "secret" and file.name == _GREETING):
+                at = content.index(form)
+                around = content[max(0, at - 60) : at].decode("ascii", "replace")
+                yield f"a {kind} is in {file.relative_to(root)}, after {around!r}"
+
+
+def _outputs(root: Path) -> Iterable[Path]:
+    return (file for pattern in _OUTPUTS for file in root.rglob(pattern) if "postgres" not in file.parts)
