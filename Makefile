@@ -32,7 +32,7 @@ run: $(READY) ## the same stack in the foreground, its data in ./data; Ctrl-C st
 	@$(BIN)/tidings up --data data --port $(PORT)
 
 test: $(READY) check ## all checks and tests
-	@$(BIN)/pytest -m "not chaos" -n 2 --dist loadgroup
+	@$(BIN)/pytest -m "not chaos" -n 2 --dist loadgroup --no-loadscope-reorder
 
 chaos: $(READY) ## the long forms of the fault tests
 	@$(BIN)/pytest -m chaos -s

@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,14 +18,13 @@ from typing import Any
 
 import psycopg
 import pyarrow.compute as pc
-from google.cloud import pubsub_v1
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.changes import INSERT
-from bench.client import CONNECTIONS, Client
 from bench.drain import slices_of_this_task, summed
 from bench.measure import Bar, CannotMeasure, Figure, Progress, interleaved, ratios
-from bench.stack import PREFIX, TOPIC, Stack, running
+from bench.side_by_side import FEW, Way, puts
+from bench.stack import PREFIX, configured
 from tidings import settings as settings_module
 from tidings.access.projects import create_project
 from tidings.changestream import reader, windows
@@ -41,61 +39,16 @@ from tidings.local.processes import free_port
 from tidings.settings import Settings
 
 NAMES = ("drain_10000_buckets", "put_10000_buckets")
-FEW, MANY = 10, 10_000
+MANY = 10_000
 _BAR = Bar(">=", 0.9)
-_DELIVER_SECONDS = 120.0
-_MOST_PER_SECOND = 6000
 
 
 def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[Figure]:
     if "put_10000_buckets" in names:
-        yield _puts(quick, progress)
+        few, many = ("10 buckets", Way()), ("10,000 buckets", Way(MANY))
+        yield puts("put_10000_buckets", few, many, _BAR, quick, progress)
     if "drain_10000_buckets" in names:
         yield _drain(quick, progress)
-
-
-def configure(connection: psycopg.Connection, project: str, buckets: int) -> None:
-    """Buckets bench-0, bench-1 and so on, each with a rule that wants everything below PREFIX."""
-    wanted = {"project": project, "buckets": buckets, "arn": TOPIC.arn, "topic": TOPIC.name, "prefix": PREFIX}
-    for statement in (
-        "insert into lanes (project, destination) values (%(project)s, %(arn)s) on conflict do nothing",
-        "insert into bucket_metainfos (project_id, name, config) select id, 'bench-' || n, 1"
-        " from projects, generate_series(0, %(buckets)s - 1) n where public_id = %(project)s",
-        "insert into bucket_eventing_configs"
-        " (project_id, bucket_name, config_id, topic_name, events, filter_prefix, lane, since)"
-        " select p.id, b.name, 'bench', %(topic)s, '{s3:ObjectCreated:*}', %(prefix)s, l.id, 1 from projects p"
-        " join bucket_metainfos b on b.project_id = p.id join lanes l on l.project = p.public_id"
-        " where p.public_id = %(project)s order by substr(b.name, 7)::int",
-        "analyze",
-    ):
-        connection.execute(statement, wanted)
-
-
-def _puts(quick: bool, progress: Progress) -> Figure:
-    with ExitStack() as open_:
-        clients: dict[str, Client] = {}
-        stacks: dict[str, Stack] = {}
-        for way, buckets in (("10 buckets", FEW), ("10,000 buckets", MANY)):
-            stack = open_.enter_context(running(progress))
-            pubsub_v1.PublisherClient().create_topic(name=TOPIC.name)
-            configure(stack.database, stack.ready["project"], buckets)
-            client = Client(stack.ready, seconds=1.0 if quick else 2.0, most_per_second=_MOST_PER_SECOND)
-            open_.callback(client.close)
-            stacks[way], clients[way] = stack, client
-        turns = dict.fromkeys(stacks, 0)
-
-        def phase(way: str) -> float:
-            for stack in stacks.values():
-                stack.wait_until_delivered(_DELIVER_SECONDS)
-            turns[way] += 1
-            done = clients[way].run("PUT", f"bench-{turns[way] % FEW}", PREFIX, 10**9)
-            return float(done["done"] / done["seconds"])
-
-        pairs = 3 if quick else 15
-        rates = interleaved({way: partial(phase, way) for way in stacks}, pairs, pairs // 2, progress)
-    middle = ", ".join(f"{way} {statistics.median(values):.0f} PUT/s" for way, values in rates.items())
-    note = f"{middle}; both stacks with their stream running; {CONNECTIONS} connections, 1 KiB"
-    return Figure.median("put_10000_buckets", ratios(rates["10,000 buckets"], rates["10 buckets"]), _BAR, "", note)
 
 
 def _drain(quick: bool, progress: Progress) -> Figure:
@@ -126,7 +79,7 @@ def _filled(url: str, rows: int) -> dict[str, tuple[reader.Slice, ...]]:
     with psycopg.connect(url, autocommit=True) as connection:
         keep_up(connection, ChangestreamSettings())
         project = create_project(connection, "bench")
-        configure(connection, project, MANY)
+        configured(connection, project, MANY)
         start = START
         for way, buckets in (("10 buckets", FEW), ("10,000 buckets", MANY)):
             connection.execute(INSERT, {"project": project, "rows": rows, "buckets": buckets, "prefix": PREFIX})

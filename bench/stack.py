@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -46,6 +47,23 @@ def bucket(ready: dict[str, Any], name: str, *, eventing: bool = False) -> None:
             "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": PREFIX}]}},
         }
         s3.put_bucket_notification_configuration(Bucket=name, NotificationConfiguration={"TopicConfigurations": [rule]})
+
+
+def configured(connection: psycopg.Connection, project: str, buckets: int) -> None:
+    """Buckets bench-0, bench-1 and so on, each with a rule that wants everything below PREFIX."""
+    wanted = {"project": project, "buckets": buckets, "arn": TOPIC.arn, "topic": TOPIC.name, "prefix": PREFIX}
+    for statement in (
+        "insert into lanes (project, destination) values (%(project)s, %(arn)s) on conflict do nothing",
+        "insert into bucket_metainfos (project_id, name, config) select id, 'bench-' || n, 1"
+        " from projects, generate_series(0, %(buckets)s - 1) n where public_id = %(project)s",
+        "insert into bucket_eventing_configs"
+        " (project_id, bucket_name, config_id, topic_name, events, filter_prefix, lane, since)"
+        " select p.id, b.name, 'bench', %(topic)s, '{s3:ObjectCreated:*}', %(prefix)s, l.id, 1 from projects p"
+        " join bucket_metainfos b on b.project_id = p.id join lanes l on l.project = p.public_id"
+        " where p.public_id = %(project)s order by substr(b.name, 7)::int",
+        "analyze",
+    ):
+        connection.execute(statement, wanted)
 
 
 class Stack:
@@ -104,7 +122,7 @@ class Stack:
 
 
 @contextmanager
-def running(progress: Progress) -> Iterator[Stack]:
+def running(progress: Progress, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stack]:
     """Everything that `tidings up` starts, on free ports, its data in a temporary folder."""
     with TemporaryDirectory(prefix="tidings-bench-") as folder:
         progress("starting a stack")
@@ -112,7 +130,11 @@ def running(progress: Progress) -> Iterator[Stack]:
         command = [sys.executable, "-m", "tidings", "up", "--data", str(data), "--port", "0"]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, "--ready-file", str(ready)], stdout=out, stderr=out, preexec_fn=die_with_parent()
+                [*command, "--ready-file", str(ready)],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **environment},
+                preexec_fn=die_with_parent(),
             )
         try:
             _wait(process, ready, log)
@@ -122,7 +144,7 @@ def running(progress: Progress) -> Iterator[Stack]:
                 yield stack
             finally:
                 stack.database.close()
-                del os.environ["PUBSUB_EMULATOR_HOST"]
+                os.environ.pop("PUBSUB_EMULATOR_HOST", None)  # of two stacks the one that ends first has removed it
         finally:
             progress("stopping the stack")
             process.terminate()

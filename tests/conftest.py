@@ -27,12 +27,13 @@ _numbers = count(1)
 
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input"),
-    *("test_configuration_race", "test_sick_redis", "test_down"),
+    *("test_unread_rules", "test_configuration_race", "test_sick_redis", "test_down"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
 them in another. The last ones look at the clock, when the other process is through."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         return _STACKS.index(item.path.stem) if item.path.stem in _STACKS else len(_STACKS)
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "stack" if item.path.stem in _STACKS else "spark" if "spark" in item.fixturenames else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without the groups, stacks would start in both processes and each would disturb what the other measures."""
+    if os.environ.get("PYTEST_XDIST_WORKER") and session.items and "@" not in session.items[0].nodeid:
+        pytest.exit("xdist does not see the groups of tests: use the versions in constraints.txt, and --dist loadgroup", 3)
 
 
 Say = Callable[[str], None]

@@ -156,7 +156,7 @@ class Stack:
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
-            "TIDINGS_BUCKET_EVENTING__PROJECTS": os.environ.get("TIDINGS_BUCKET_EVENTING__PROJECTS", "*"),
+            "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
         }
 
