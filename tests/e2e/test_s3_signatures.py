@@ -66,7 +66,7 @@ def open_url(server: Server, method: str, url: str, body: bytes = b"", headers: 
 
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("key", ["plain", "a b/ü%+&=?~*", "-/healthy", "./up/..here/"])
-@pytest.mark.parametrize("body", [SMALL, LARGE])
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
 def test_an_object_lives_by_presigned_urls_alone(server: Server, key: str, body: bytes, virtual: bool) -> None:
     def at(method: str, operation: str, data: bytes = b"", **more: Any) -> Answer:
         return open_url(server, method, presigned(server, operation, virtual=virtual, Key=key, **more), data)
@@ -116,7 +116,7 @@ def form(server: Server, key: str, fields: Mapping[str, str] | None = None, *con
     return made["url"], made["fields"]
 
 
-@pytest.mark.parametrize("body", [b"", SMALL, LARGE])
+@pytest.mark.parametrize("body", [b"", SMALL, LARGE], ids=["empty", "small", "large"])
 def test_a_form_uploads_a_file(server: Server, body: bytes) -> None:
     stated = {"Content-Type": "text/x-test", "x-amz-meta-a": "b", "success_action_status": "201", "Cache-Control": "no-store"}
     url, fields = form(server, "up/${filename}", stated, ["content-length-range", 0, len(LARGE)])

@@ -31,11 +31,11 @@ def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
     @wraps(operation)
     async def careful(*args: P.args, **kwargs: P.kwargs) -> T:
-        eventing = next(each.eventing for each in args if isinstance(each, Origin))
+        eventing = next(each.eventing for each in (*args, *kwargs.values()) if isinstance(each, Origin))
         try:
             done = await operation(*args, **kwargs)
         except _UNREADABLE as error:
-            done = await operation(*map(_unread, args), **kwargs)
+            done = await operation(*map(_unread, args), **{name: _unread(value) for name, value in kwargs.items()})
             log.error("the rules could not be read, so a change was transmitted for the stream to decide: %s", error)
             metrics.lookup_failed("database")
         _count(eventing, done)
