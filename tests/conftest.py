@@ -175,12 +175,7 @@ class Running:
             aws_secret_access_key=self.ready["secret_access_key"],
             config=Config(retries={"max_attempts": 10, "mode": "standard"}, max_pool_connections=50),
         )
-        client.meta.events.register("after-call.s3", _see)
-        return client
-
-
-def _see(http_response: Any, **_: Any) -> None:
-    canary.seen(str(http_response.headers), b"" if hasattr(http_response.raw, "stream") else http_response.content)
+        return canary.watched(client)
 
 
 @contextmanager
@@ -200,8 +195,10 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         running = Running(process, ready_file, folder / "data")
+        database = running.ready["database"]
+        canary.plant(database)
         yield running
-        canary.plant(running.ready["database"])
+        canary.plant(database)
     finally:
         process.terminate()
         process.wait(90)

@@ -9,6 +9,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+import canary
 from tidings import client as metainfo
 from tidings.events.arn import PubSubTopic
 
@@ -53,7 +54,7 @@ class Http:
     name = "http"
 
     def __init__(self, s3: str, region: str, key: Key) -> None:
-        self.s3 = boto3.client(
+        client = boto3.client(
             "s3",
             endpoint_url=s3,
             region_name=region,
@@ -61,6 +62,7 @@ class Http:
             aws_secret_access_key=key.secret,
             config=Config(retries={"total_max_attempts": 1}),
         )
+        self.s3 = canary.watched(client)
 
     def put(self, bucket: str, wish: Wish | None) -> None:
         self._call("put_bucket_notification_configuration", bucket, NotificationConfiguration=_as_boto3(wish))
@@ -110,8 +112,11 @@ class Grpc:
 
     def _call(self, method: Any, *arguments: Any) -> Any:
         try:
-            return method(*arguments)
+            answer = method(*arguments)
+            canary.seen(repr(answer))
+            return answer
         except metainfo.MetainfoError as error:
+            canary.seen(error.message)
             raise Refused(error.status.name, 0, error.message) from error
 
 

@@ -54,7 +54,7 @@ class Server:
 
     def client(self, **config: Any) -> Any:
         """boto3 at its default settings, but for the retries: what fails should be seen."""
-        return boto3.client(
+        client = boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             region_name=REGION,
@@ -62,6 +62,7 @@ class Server:
             aws_secret_access_key=self.secret,
             config=Config(**{"retries": {"total_max_attempts": 1}, **config}),
         )
+        return canary.watched(client)
 
     def environment(self) -> dict[str, str]:
         """For the AWS command line, which must find nothing of the developer's own."""
@@ -111,6 +112,7 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
     server = Server(database_url, folder, port, access_key_id, secret, project, process, grpc_port)
     try:
         wait_until_ready(server)
+        canary.plant(database_url)
         yield server
         canary.plant(database_url)
     finally:

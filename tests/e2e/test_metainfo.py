@@ -8,8 +8,10 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -372,9 +374,9 @@ def test_more_calls_than_a_worker_takes_are_told_so(front: Front, client: Metain
     request = pb.PutBucketNotificationConfigurationRequest(header=header, name=bucket.encode(), configuration=configuration)
     front.pubsub.set_fault(TOPIC, "hang")
     try:
-        with grpc.insecure_channel(front.target) as channel:
-            method = channel.unary_unary(f"/tidings.metainfo.Metainfo/{PUT}")
-            calls = [method.future(request.SerializeToString(), timeout=60) for _ in range(130)]
+        with ExitStack() as open_:
+            methods = [channel.unary_unary(f"/tidings.metainfo.Metainfo/{PUT}") for channel in connections(front, open_, 6)]
+            calls = [method.future(request.SerializeToString(), timeout=60) for method in methods for _ in range(90)]
             told = until(lambda: [call for call in calls if call.done()], 30, "those beyond the limit are told")
             assert {call.code() for call in told} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             for call in calls:
@@ -382,6 +384,32 @@ def test_more_calls_than_a_worker_takes_are_told_so(front: Front, client: Metain
     finally:
         front.pubsub.set_fault(TOPIC, None)
     until(lambda: status(lambda: client.get_bucket_notification_configuration(bucket)) == "OK", 30, "there is room again")
+
+
+def connections(front: Front, open_: ExitStack, number: int) -> list[Any]:
+    """Each of its own: a connection has room for a hundred calls."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    return [open_.enter_context(grpc.insecure_channel(front.target, options=options)) for _ in range(number)]
+
+
+def test_calls_that_send_nothing_take_nobody_s_place(front: Front, client: Metainfo, bucket: str) -> None:
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(60)
+        yield from ()
+
+    with ExitStack() as open_:
+        methods = [channel.stream_unary(f"/tidings.metainfo.Metainfo/{PUT}") for channel in connections(front, open_, 3)]
+        calls = [method.future(nothing()) for method in methods for _ in range(90)]
+        try:
+            time.sleep(0.5)
+            assert client.get_bucket_notification_configuration(bucket) is None
+            assert not any(call.done() for call in calls)
+        finally:
+            over.set()
+            for call in calls:
+                call.cancel()
 
 
 def test_a_request_beyond_64_kib_is_refused(client: Metainfo, bucket: str) -> None:

@@ -57,7 +57,7 @@ def test_all_workers_answer_a_killed_one_is_replaced_and_stopping_is_quick(datab
             idle.get_bucket_notification_configuration(bucket)
             front.server.process.send_signal(signal.SIGTERM)
             assert front.server.process.wait(10) == 0, "an idle connection holds nobody up"
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 20
         assert "Traceback" not in front.server.log
 
 

@@ -15,6 +15,7 @@ from grpc import insecure_channel
 from prometheus_client.parser import text_string_to_metric_families
 from s3_server import Server, request, s3_server
 
+import canary
 from tidings.local import pubsub
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
@@ -27,7 +28,9 @@ def scraped(server: Server) -> str:
     with urllib.request.urlopen(f"{server.endpoint}/-/metrics", timeout=30) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/plain; version=")
-        return str(answer.read().decode())
+        text = str(answer.read().decode())
+    canary.seen(text)
+    return text
 
 
 def figures(server: Server) -> dict[str, float]:

@@ -82,24 +82,23 @@ def test_a_configuration_is_not_overwritten_by_who_has_not_seen_it(server: Serve
 def test_of_many_who_change_what_they_have_read_each_finds_the_others_changes(server: Server) -> None:
     bucket = made(server, "together")
 
-    def add(number: int) -> int:
-        """Read, add a rule, put; again if somebody was quicker. Returns how often."""
+    def add(number: int) -> None:
+        """Read, add a rule, put; again if somebody was quicker."""
         own = SEED.replace(b"MyNotificationConfig", b"rule-%d" % number).replace(b"logs/", b"%d/" % number)
         own = own[own.index(b"<TopicConfiguration>") : own.index(b"</NotificationConfiguration>")]
-        for tries in range(1, 100):
+        for _ in range(100):
             seen = get(server, bucket)
             body = seen.body.replace(b"</NotificationConfiguration>", own + b"</NotificationConfiguration>")
             answer = put(server, bucket, body, if_match=seen.headers["etag"])
             if answer.status == 200:
-                return tries
+                return
             assert answer.status == 412, answer.body
         raise AssertionError("never")
 
     with ThreadPoolExecutor(4) as threads:
-        tries = list(threads.map(add, range(12)))
+        list(threads.map(add, range(12)))
     rules = parse(get(server, bucket).body)
     assert {rule.config_id for rule in rules} == {f"rule-{number}" for number in range(12)}
-    assert sum(tries) > 12, "nobody met anybody"
 
 
 # as much as there may be

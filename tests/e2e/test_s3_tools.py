@@ -95,7 +95,7 @@ def test_the_transfer_manager_moves_a_large_file_and_the_server_stays_small(serv
     assert _sha256(got) == _sha256(sent)
     assert memory.grown <= MOST_MEMORY, f"grown by {memory.grown / 2**20:.0f} MiB"
     say(f"200 MiB up and down: the server grew by {memory.grown / 2**20:.0f} MiB")
-    assert events(server, "large")[-1] == ("commit with segments", "ObjectCreated:Put", "file")
+    assert events(server, "large")[-1] == ("commit with segments", "ObjectCreated:CompleteMultipartUpload", "file")
 
 
 def _zeros(size: int) -> Any:
@@ -200,7 +200,11 @@ def test_a_bucket_is_emptied_and_deleted_with_all_its_versions(server: Server) -
         s3.put_object(Bucket="full", Key=f"b{number}", Body=b"x")
     s3.delete_object(Bucket="full", Key="a")
     before = len(server.blobs())
-    settings = {"TIDINGS_DATABASE__URL": server.database_url, "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs"}
+    settings = {
+        "TIDINGS_DATABASE__URL": server.database_url,
+        "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs",
+        "TIDINGS_BUCKET_EVENTING__PROJECTS": "*",
+    }
 
     def tidings(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "tidings"), *arguments]

@@ -126,6 +126,7 @@ def run(server: Server, say: Say, kills: int) -> None:
         "TIDINGS_DATABASE__URL": server.database_url,
         "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs",
         "TIDINGS_API__PORT": str(server.port),
+        "TIDINGS_BUCKET_EVENTING__PROJECTS": "*",
     }
     over = threading.Event()
     clients = [Client(server, seed + number, over) for number in range(6)]
@@ -220,7 +221,7 @@ def as_the_changes_say(server: Server) -> Versions:
     ):
         versions = found[bucket, key]
         before = versions.pop(version_id, None)
-        if event in ("ObjectCreated:Put", "ObjectCreated:Copy"):
+        if event.startswith("ObjectCreated:"):
             versions[version_id] = (version_id, False, etag, size)
         elif event == "ObjectRemoved:DeleteMarkerCreated":
             versions[version_id] = (version_id, True, "", 0)

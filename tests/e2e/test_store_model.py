@@ -27,6 +27,7 @@ from s3_server import Server, request, s3_server
 
 from conftest import Say, fresh_database
 from store_model import Asked, Model, Version, md5_hex
+from tidings.events.names import MULTIPART
 from tidings.local.postgres import Postgres
 
 STEPS = int(os.environ.get("STORE_STEPS", "2000"))
@@ -265,7 +266,7 @@ class Store(RuleBasedStateMachine):
             etag = md5_hex(b"".join(bytes.fromhex(md5_hex(body)) for body in bodies)) + f"-{len(bodies)}"
             assert done["ETag"].strip('"') == etag
             version = Version("", False, b"".join(bodies), etag, "video/mp4", metadata, tags)
-            self.model.put(bucket, key, version, done.get("VersionId"), "commit with segments")
+            self.model.put(bucket, key, version, done.get("VersionId"), "commit with segments", event=MULTIPART)
         assert self.s3.list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
 
     @invariant()

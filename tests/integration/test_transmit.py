@@ -269,6 +269,48 @@ def test_an_old_answer_of_the_cache_is_found_out(bucket: Bucket) -> None:
     assert bucket.changes("key, rules") == [("a", bucket.rule()), ("b", None), ("c", bucket.rule("new"))]
 
 
+NONSENSE = (
+    *("", "nonsense", "[]", "{}", "null", '{"bucket": "b", "config": 1}'),
+    '{"bucket": 1, "config": 1, "rules": []}',
+    '{"bucket": "b", "config": "1", "rules": []}',
+    '{"bucket": "b", "config": 1, "rules": 5}',
+    '{"bucket": "b", "config": 1, "rules": [1]}',
+    '{"bucket": "b", "config": 1, "rules": [{"rule": "x"}]}',
+    '{"bucket": "b", "config": 1, "rules": [{"rule": 1, "events": 2}]}',
+)
+
+
+@pytest.mark.parametrize("document", NONSENSE)
+def test_nonsense_in_the_cache_is_no_answer_and_the_database_is_asked(bucket: Bucket, document: str) -> None:
+    bucket.replace(Rule("id", ONE, CREATED))
+    cache = Memory(document)
+
+    async def work(pool: Pool) -> None:
+        lookup = Lookup(BucketEventingSettings(projects="*"), pool, cache)
+        origin = ORIGIN._replace(eventing=await lookup.begin(bucket.project, bucket.name))
+        await objects.commit_inline_object(pool, Place(bucket.project, bucket.name, "a"), HELLO, origin)
+
+    bucket.run(work)
+    assert bucket.changes("rules") == [(bucket.rule(),)]
+    assert '"rules"' in cache.document, "a good answer has taken its place"
+
+
+class Memory:
+    """A cache that holds one document."""
+
+    def __init__(self, document: str) -> None:
+        self.document = document
+
+    async def get(self, project: str, bucket: str) -> str | None:  # noqa: ARG002
+        return self.document
+
+    async def put(self, project: str, bucket: str, document: str) -> None:  # noqa: ARG002
+        self.document = document
+
+    async def forget(self, project: str, bucket: str) -> bool:  # noqa: ARG002
+        return True
+
+
 def test_what_the_cache_says_is_used_where_it_is_new(bucket: Bucket) -> None:
     bucket.replace(Rule("id", ONE, CREATED))
     said = bucket.run(lambda pool: _with(pool, lambda c: table.snapshot(c, bucket.project, bucket.name)))

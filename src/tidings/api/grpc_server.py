@@ -14,8 +14,6 @@ from tidings.api.settings import ApiSettings
 
 MAX_REQUEST = 64 * 1024
 """Bytes: several times the longest key, filter and list of events that can be of use."""
-MAX_CALLS = 100
-"""At once in one worker. Whoever comes then is told RESOURCE_EXHAUSTED; a call may wait ten seconds for a topic."""
 STOP_SECONDS = 12.0
 """A little longer than a test event may take: a call under way is finished before the server stops."""
 
@@ -23,13 +21,17 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_metadata_size", 32 * 1024),  # the longest API key in it, and what clients add
     ("grpc.so_reuseport", 1),  # all workers share one port
+    ("grpc.max_concurrent_streams", 100),  # of one connection
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 60_000),  # so much longer lives a call that never sends its request
 ]
 
 
 @asynccontextmanager
 async def serving(parts: Parts) -> AsyncIterator[None]:
     """Answers calls for as long as the block lasts, and lets those under way finish."""
-    server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+    server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((Metainfo(parts).handler(),))
     _listen(server, parts.settings.api)
     await server.start()

@@ -6,6 +6,7 @@ and are parsed here: gRPC itself would call one that cannot be parsed an interna
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import os
@@ -40,6 +41,9 @@ STATUS = {
 }
 """S3 error code to gRPC status. What is not here is something that the caller sent: INVALID_ARGUMENT."""
 
+MAX_CALLS = 100
+"""At once in one worker, counted from when a request has come: whoever opens calls and sends nothing takes no place."""
+
 _MAX_DETAILS = 6000
 """Bytes. A message travels in a header, percent-encoded, and many clients take 8 KiB of headers in all."""
 
@@ -58,7 +62,9 @@ class Metainfo:
             "PutBucketNotificationConfiguration": self._put,
             "GetBucketNotificationConfiguration": self._get,
         }
-        return grpc.method_handlers_generic_handler(SERVICE, {name: _answering(name, serve) for name, serve in methods.items()})
+        slots = asyncio.Semaphore(MAX_CALLS)
+        answering = {name: _answering(name, serve, slots) for name, serve in methods.items()}
+        return grpc.method_handlers_generic_handler(SERVICE, answering)
 
     async def _put(self, data: bytes, context: Any, request_id: str) -> Any:
         request = _parsed(pb.PutBucketNotificationConfigurationRequest, data)
@@ -171,14 +177,17 @@ async def _with_bucket(name: bytes, work: Callable[[str], Awaitable[Any]]) -> An
         raise
 
 
-def _answering(method: str, serve: Callable[[bytes, Any, str], Awaitable[Any]]) -> Any:
-    """A method as gRPC calls it. This is the only place where an error becomes a status."""
+def _answering(method: str, serve: Callable[[bytes, Any, str], Awaitable[Any]], slots: asyncio.Semaphore) -> Any:
+    """A method as gRPC calls it, when the request has come. This is the only place where an error becomes a status."""
 
     async def answer(data: bytes, context: Any) -> Any:
         request_id = os.urandom(8).hex().upper()
         context.set_trailing_metadata((("x-request-id", request_id),))
+        if slots.locked():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many calls are under way: please try again.")
         try:
-            return await serve(data, context, request_id)
+            async with slots:
+                return await serve(data, context, request_id)
         except Exception as error:
             code, message = status(error, method, request_id)
         await context.abort(code, short(message))

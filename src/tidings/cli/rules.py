@@ -21,6 +21,7 @@ from tidings.errors import CallerError, OperatorError
 
 if TYPE_CHECKING:
     from tidings.delivery.plan import Found, Tally
+    from tidings.events.profiles import Profile
     from tidings.rules.draft import Draft
     from tidings.rules.model import Rule
     from tidings.settings import Settings
@@ -70,7 +71,7 @@ def add(
     id_: Annotated[str, typer.Option("--id", help="The rule's name; one is made of its content if not said.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add one rule to a bucket's and leave the others as they are. Its destination gets a test event first."""
+    """Add one rule to a bucket's and leave the others as they are. A destination that is new there gets a test event."""
     from tidings import bootstrap
     from tidings.events.arn import PubSubTopic
     from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems
@@ -89,7 +90,7 @@ def add(
 
     rules = bootstrap.change_rules(settings, project, bucket, added)
     values = {"bucket": bucket, "id": rule.config_id, "rules": len(rules)}
-    say(as_json, values, f"rule {rule.config_id} added to {bucket}, which has {len(rules)} now; {topic} took a test event")
+    say(as_json, values, f"rule {rule.config_id} added to {bucket}, which has {len(rules)} now")
 
 
 @app.command()
@@ -143,7 +144,7 @@ def plan(
     from tidings.rules.listing import find_bucket, listed
 
     settings = settings_module.load()
-    draft = _draft(event or [], prefix, suffix)
+    draft = _draft(settings.bucket_eventing.dialect, event or [], prefix, suffix)
     _check_days(settings, days)
     with database() as connection:
         place = find_bucket(connection, project, bucket)
@@ -163,11 +164,13 @@ def plan(
     err.print(f"{found.matched} of {found.changes} changes would have matched; it took {time.monotonic() - began:.1f} s")
 
 
-def _draft(events: list[str], prefix: str, suffix: str) -> Draft:
+def _draft(profile: Profile, events: list[str], prefix: str, suffix: str) -> Draft:
     from tidings.rules.draft import Draft
 
     with mistakes():
-        return Draft(tuple(events), prefix, suffix)
+        draft = Draft(tuple(events), prefix, suffix)
+        draft.check(profile)
+        return draft
 
 
 def _check_days(settings: Settings, days: int) -> None:

@@ -72,18 +72,20 @@ class Pipeline:
         self._parts = max(1, spark.sparkContext.defaultParallelism - session.FOR_CATCH_UP)
         self._settings = settings
         self._rules_version = 0
+        self._rules: DataFrame | None = None
         self._plans: dict[int, DataFrame] = {}
 
     def use_rules(self, version: int, connection: Connection) -> None:
         """Take the rules as they are now, unless this version is known."""
         if version == self._rules_version:
             return
-        rules = rules_frame(self._spark, current_rules(connection))
-        self._plans = {parts: self._plan(rules, parts) for parts in {1, self._parts}}
+        self._rules = rules_frame(self._spark, current_rules(connection))
+        self._plans = {1: self._plan(1)}  # the other when it is first needed: a change of rules delays everybody's events
         self._rules_version = version
 
-    def _plan(self, rules: DataFrame, parts: int) -> DataFrame:
-        rendered = messages(changes(self._spark, parts, _slices_of_this_task), rules, self._settings)
+    def _plan(self, parts: int) -> DataFrame:
+        assert self._rules is not None
+        rendered = messages(changes(self._spark, parts, _slices_of_this_task), self._rules, self._settings)
         return rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT)
 
     def warm_up(self) -> None:
@@ -92,8 +94,8 @@ class Pipeline:
         Otherwise the first event would wait for all that.
         """
         some_rule = dict.fromkeys(RULE.fieldNames()) | {"rule": "0", "events": []}
-        rules = rules_frame(self._spark, pa.Table.from_pylist([some_rule], schema=to_arrow_schema(RULE)))
-        self._plans = {parts: self._plan(rules, parts) for parts in {1, self._parts}}
+        self._rules = rules_frame(self._spark, pa.Table.from_pylist([some_rule], schema=to_arrow_schema(RULE)))
+        self._plans = {}
         for rows in (0, _ONE_TASK + 1, 0, _ONE_TASK + 1, 0):
             self.run(_NOTHING, rows)
 
@@ -105,7 +107,10 @@ class Pipeline:
         """Deliver what the slices hold; one report for each lane that had anything. `rows` decides how many tasks."""
         if not todo.slices:
             return []
-        plan = self._plans[1 if rows <= _ONE_TASK else self._parts]
+        parts = 1 if rows <= _ONE_TASK else self._parts
+        if parts not in self._plans:
+            self._plans[parts] = self._plan(parts)
+        plan = self._plans[parts]
         self._spark.sparkContext.setLocalProperty(_PROPERTY, todo.to_text())
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         rows_of_lanes, orphans = [], Counter[str]()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ import grpc.aio
 from google.api_core.exceptions import GoogleAPICallError, InvalidArgument, Unauthenticated
 from google.auth import impersonated_credentials
 from google.auth.credentials import TokenState
-from google.auth.exceptions import GoogleAuthError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.auth.transport import DEFAULT_RETRYABLE_STATUS_CODES
 from google.pubsub_v1 import PublisherAsyncClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
@@ -34,6 +35,8 @@ from tidings.delivery.settings import PubSubSettings
 from tidings.events.arn import PubSubTopic
 from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.settings import Settings
+
+log = logging.getLogger(__name__)
 
 # A peer that comes back should be noticed soon: gRPC's own back-off grows to two minutes.
 _CHANNEL = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.min_reconnect_backoff_ms", 200)]
@@ -96,6 +99,14 @@ class PubSub:
             if isinstance(error, Unauthenticated) and self._tokens is not None:
                 self._tokens.drop(headers)
             return [Outcome(Verdict.RETRY, _words(error))] * len(messages)
+        except (
+            DefaultCredentialsError,
+            FileNotFoundError,
+            PermissionError,
+        ) as error:  # our own: no tenant's business, nor in their power
+            log.error("Google's credentials cannot be used: %s", error)
+            reason = "no access token: the credentials of this service cannot be used, which its operator finds in the log"
+            return [Outcome(Verdict.RETRY, reason)] * len(messages)
         except GoogleAuthError as error:
             reason = f"no access token{f' for {self._account}' if self._account else ''}: {_said(error)}"
             return [Outcome(Verdict.RETRY, reason)] * len(messages)

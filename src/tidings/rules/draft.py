@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidings.events.keys import form_encoded
+from tidings.events.profiles import Profile
 from tidings.rules.model import event_problems, filter_problems
 from tidings.rules.overlaps import in_common, meet
 from tidings.rules.problems import refuse
@@ -33,6 +34,10 @@ class Draft:
 
     def __post_init__(self) -> None:
         refuse([*event_problems(self.events), *filter_problems(self.prefix, self.suffix)])
+
+    def check(self, profile: Profile) -> None:
+        """Refuse what the profile has no name for."""
+        refuse(list(event_problems(self.events, profile)))
 
 
 def shared(one: Wants, other: Wants) -> list[str]:

@@ -7,6 +7,7 @@ write goes on, its change is marked for the stream to decide on, and the error i
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Literal, NamedTuple, Protocol
 
@@ -61,7 +62,7 @@ class Lookup:
         if self._cache is None:
             metrics.looked_up("database")
             return known
-        cached = await self._cache.get(project, bucket)
+        cached = _sound(await self._cache.get(project, bucket))
         metrics.looked_up("database" if cached is None else "redis")
         if cached is None:
             cached = await self._fill(self._cache, project, bucket)
@@ -81,3 +82,20 @@ class Lookup:
         """After the rules of a bucket have changed."""
         if self._cache is not None and not await self._cache.forget(project, bucket):
             log.warning("the cache of rules did not forget a bucket that changed; its old rules do not count any more")
+
+
+def _sound(document: str | None) -> str | None:
+    """What the cache gave, if it is what `table.snapshot` makes. Anything else is no answer, and the database is asked."""
+    if document is None:
+        return None
+    try:
+        found = json.loads(document)
+        whole = isinstance(found["bucket"], str) and type(found["config"]) is int
+        whole = whole and all(type(rule["rule"]) is int and _texts(rule["events"]) for rule in found["rules"])
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    return document if whole else None
+
+
+def _texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)

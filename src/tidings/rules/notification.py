@@ -43,12 +43,14 @@ class Notifications:
         read: Read,
         *,
         expected: Sequence[str] | None = None,
+        trusted: Sequence[Rule] = (),
         request_id: str,
         host_id: str,
     ) -> str:
         """Replace the bucket's rules; without rules, delete what there was. Returns the new entity tag.
 
-        `expected` are the entity tags that the caller is ready to change from. `request_id` and `host_id` are those of
+        `expected` are the entity tags that the caller is ready to change from. The destinations of `trusted` rules, which
+        are there already and which the caller did not touch, get no test event. `request_id` and `host_id` are those of
         the answer, so that a test event can be traced to its PUT. While a destination is waited for, no connection is
         held: a slow topic of one tenant must not empty the pool of all.
         """
@@ -60,9 +62,10 @@ class Notifications:
         refuse(list(self._unavailable(rules)))
         if expected is not None and before.etag not in expected:
             raise table.changed_meanwhile()
-        await test_event.send(rules, self.settings, bucket, request_id, host_id)
+        arns = {rule.topic.arn for rule in rules} - {rule.topic.arn for rule in trusted}
+        await test_event.send(arns, self.settings, bucket, request_id, host_id)
         async with self.pool.connection() as connection:
-            etag = await table.replace(connection, caller.project, bucket, rules, expected)
+            etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id)
         await self.lookup.forget(caller.project, bucket)
         return etag
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 
 from tidings.errors import CallerError
 from tidings.events.profiles import Profile
 from tidings.rules.model import Rule, invalid
+from tidings.rules.problems import MOST_NAMED
 
 
 def overlap(one: Rule, other: Rule) -> bool:
@@ -26,7 +27,7 @@ def meet(one: tuple[str, str], other: tuple[str, str]) -> bool:
 
 def in_common(ones: Sequence[str], others: Sequence[str]) -> set[str]:
     """The events that both ask for, by the narrower of the two names where one is a wildcard."""
-    return {event for mine in ones for theirs in others for event in _both(mine, theirs)}
+    return {event for mine in set(ones) for theirs in set(others) for event in _both(mine, theirs)}
 
 
 def _both(one: str, other: str) -> Iterator[str]:
@@ -40,17 +41,18 @@ def problems_together(rules: Sequence[Rule], profile: Profile) -> Iterator[Calle
     if len(rules) > profile.most_rules:
         sentence = f"There are {len(rules)} configurations. A bucket has {profile.most_rules} at most."
         yield invalid("NotificationConfiguration", str(len(rules)), sentence)
+        return  # pairs of all of them would be the work of seconds
     for config_id, times in Counter(rule.config_id for rule in rules).items():
         if times > 1:
             sentence = (
                 f"Same ID used for multiple configurations. IDs must be unique: {config_id[:200]!r} is there {times} times."
             )
             yield invalid("Id", config_id, sentence)
-    for one, other in combinations(rules, 2):
-        if overlap(one, other):
-            yield invalid(
-                "TopicConfiguration",
-                f"{one.config_id}, {other.config_id}",
-                "Configuration is ambiguously defined. Cannot have overlapping suffixes in two rules if the prefixes are"
-                f" overlapping for the same event type: {one.config_id[:100]!r} and {other.config_id[:100]!r} do.",
-            )
+    met = (pair for pair in combinations(rules, 2) if overlap(*pair))
+    for one, other in islice(met, MOST_NAMED):
+        yield invalid(
+            "TopicConfiguration",
+            f"{one.config_id}, {other.config_id}",
+            "Configuration is ambiguously defined. Cannot have overlapping suffixes in two rules if the prefixes are"
+            f" overlapping for the same event type: {one.config_id[:100]!r} and {other.config_id[:100]!r} do.",
+        )

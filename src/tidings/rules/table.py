@@ -94,6 +94,8 @@ where p.public_id = %(project)s
 on conflict (project_id, bucket_name, config_id) do update
     set events = excluded.events, filter_prefix = excluded.filter_prefix, filter_suffix = excluded.filter_suffix,
         updated_at = now()
+    where (bucket_eventing_configs.events, bucket_eventing_configs.filter_prefix, bucket_eventing_configs.filter_suffix)
+        is distinct from (excluded.events, excluded.filter_prefix, excluded.filter_suffix)
 """
 
 _READ = """
@@ -121,6 +123,7 @@ class Configuration:
 
     rules: Sequence[Rule]
     etag: str
+    bucket_id: str
 
 
 async def replace(
@@ -129,24 +132,26 @@ async def replace(
     bucket: str,
     rules: Sequence[Rule],
     expected: Sequence[str] | None = None,
+    bucket_id: str | None = None,
 ) -> str:
     """Make these the bucket's rules, all of them and no others, in one transaction; returns their entity tag.
 
-    With `expected`, only if the entity tag of what is there is among these.
+    With `expected`, only if the entity tag of what is there is among these; with `bucket_id`, only if it is still that bucket
+    and not another one of its name.
     """
     where = {"project": project_public_id, "bucket": bucket}
     async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
         row = await (await cursor.execute(_BUMP, where)).fetchone()
-        if row is None:
+        if row is None or (bucket_id is not None and row[0] != bucket_id):
             raise _no_such_bucket(bucket)
-        bucket_id, config = row
-        if expected is not None and _etag(bucket_id, config - 1) not in expected:
+        found_id, config = row
+        if expected is not None and _etag(found_id, config - 1) not in expected:
             raise changed_meanwhile()
         await cursor.execute(_LANES, {**where, "destinations": list({rule.topic.arn: None for rule in rules})})
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.topic.name for rule in rules]}
         await cursor.execute(_DELETE, {**where, **kept})
         await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])
-    return _etag(bucket_id, config)
+    return _etag(found_id, config)
 
 
 async def read(connection: AsyncConnection[Any], project_public_id: str, bucket: str) -> Configuration:
@@ -160,7 +165,7 @@ async def read(connection: AsyncConnection[Any], project_public_id: str, bucket:
         for _, _, config_id, topic, events, prefix, suffix in rows
         if config_id is not None
     ]
-    return Configuration(rules, _etag(*rows[0][:2]))
+    return Configuration(rules, _etag(*rows[0][:2]), rows[0][0])
 
 
 async def snapshot(connection: AsyncConnection[Any], project_public_id: str, bucket: str) -> str | None:

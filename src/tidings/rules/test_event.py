@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Set
 from datetime import UTC, datetime
 
 from tidings import destinations, metrics
 from tidings.errors import Precondition
 from tidings.events.messages import Message, Outcome, Verdict
 from tidings.events.profiles import STORJ, Profile
-from tidings.rules.model import Rule
 from tidings.settings import Settings
 
 TEST_SECONDS = 10.0
@@ -20,9 +19,9 @@ TEST_SECONDS = 10.0
 _MAX_REASON = 500
 
 
-async def send(rules: Sequence[Rule], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
-    """Send it to every destination at once; raise with the words of each that did not take it."""
-    arns = sorted({rule.topic.arn for rule in rules})
+async def send(destinations_: Set[str], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
+    """Send it to every destination, by its ARN, at once; raise with the words of each that did not take it."""
+    arns = sorted(destinations_)
     body = _body(settings.bucket_eventing.dialect, bucket, request_id, host_id)
     message = Message(id=f"{request_id}.test", body=body)
     outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in arns))

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A right that was taken away, a table that is being changed, a page that cannot be read, nonsense in the cache. Not a lost
-# connection, a lock that took too long or a constraint: then it is not the rules that cannot be read.
+# A right that was taken away, a page that cannot be read, nonsense in the cache. Not a lost connection, a wait that took too
+# long or a constraint: that can be the write's own, and to try it again would double what its caller waits for.
 _UNREADABLE = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.DataError)
 
 
@@ -31,14 +31,15 @@ def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
 
     @wraps(operation)
     async def careful(*args: P.args, **kwargs: P.kwargs) -> T:
-        eventing = next(each.eventing for each in (*args, *kwargs.values()) if isinstance(each, Origin))
+        origin = next(each for each in (*args, *kwargs.values()) if isinstance(each, Origin))
         try:
             done = await operation(*args, **kwargs)
         except _UNREADABLE as error:
             done = await operation(*map(_unread, args), **{name: _unread(value) for name, value in kwargs.items()})
-            log.error("the rules could not be read, so a change was transmitted for the stream to decide: %s", error)
+            words = "the rules could not be read, so a change was transmitted for the stream to decide: %s"
+            log.error(words, error, extra={"request_id": origin.request_id})
             metrics.lookup_failed("database")
-        _count(eventing, done)
+        _count(origin.eventing, done)
         return done
 
     return careful

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -240,6 +241,21 @@ def test_a_bucket_has_100_configurations_at_most_and_one_in_the_seed() -> None:
     assert "There are 101 configurations. A bucket has 100 at most." in refused(many(101)).message
     assert len(parse(many(1), STORJ)) == 1
     assert "There are 2 configurations. A bucket has 1 at most." in refused(many(2), STORJ).message
+
+
+def test_a_document_of_rules_that_all_overlap_costs_no_more_than_its_answer() -> None:
+    """A thousand rules are half a million pairs: one document must not hold up everybody for seconds."""
+    same = "".join(topic(f"<Id>{number}</Id>") for number in range(999))
+    began = time.process_time()
+    assert "There are 999 configurations" in refused(document(same)).message
+    hundred = refused(document("".join(topic(f"<Id>{number}</Id>") for number in range(100)))).message
+    assert hundred.startswith("10 problems: ")
+    events = EVENT * 1900
+    assert (
+        "ambiguously defined"
+        in refused(document(topic("<Id>a</Id>", events=events) + topic("<Id>b</Id>", events=events))).message
+    )
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("name", ["s3:ObjectCreated:Post", "s3:ObjectCreated:CompleteMultipartUpload"])
