@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import psycopg
+import pytest
 from s3_server import request, s3_server
 
 from conftest import running_stack
@@ -59,6 +60,7 @@ def test_what_only_the_operator_can_mend_is_an_object_too() -> None:
         assert "Java 17" in line["message"]
 
 
+@pytest.mark.chaos
 def test_a_whole_stack_with_spark_in_it_writes_nothing_else(tmp_path: Path) -> None:
     with running_stack(tmp_path, **JSON) as stack, collecting(stack) as collector:
         send_events(stack, collector, "my-bucket")

@@ -33,7 +33,7 @@ from tidings.local.processes import free_port
 from tidings.local.pubsub import set_fault
 from traffic import PROJECT, Arrival, Collector, collecting, tidings, until
 
-SETTLE_SECONDS = 0.5
+SETTLE_SECONDS = 0.3
 """After the last event that was waited for: others of its round may still be on their way."""
 ENCRYPTED = "Bucket eventing requires satellite-managed encryption (path encryption must be disabled)"
 _numbers = count(1)

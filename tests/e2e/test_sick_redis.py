@@ -20,7 +20,7 @@ from tidings.local.redis import Redis
 from traffic import Writers, all_arrived, collecting, percentile, seeded, send_events, until, verdict
 
 BUCKET = "sick-redis"
-PHASE_SECONDS = 5.0
+PHASE_SECONDS = 3.0
 LATER_SECONDS = 0.1
 """What a sick Redis may cost a write, at p99."""
 

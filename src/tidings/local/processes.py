@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,19 @@ def step_back() -> None:
     os.nice(_STEP_BACK)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(_STEP_BACK))
+
+
+def end(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
+    """Tell a child to stop, also one that stands still, and kill it if it has not done so in time."""
+    if process is None or process.poll() is not None:
+        return
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tidings.errors import OperatorError
-from tidings.local.processes import die_with_parent
+from tidings.local.processes import die_with_parent, end
 
 _START_SECONDS = 30
 _STOP_SECONDS = 10
@@ -103,12 +103,4 @@ class Redis:
         return f"{lines[-1] if lines else 'no output'} (see {self.log})"
 
     def stop(self) -> None:
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            self.process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process, _STOP_SECONDS)

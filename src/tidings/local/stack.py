@@ -6,7 +6,6 @@ import fcntl
 import json
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tidings.access.projects import create_project, find_project
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
 from tidings.local.postgres import Postgres
-from tidings.local.processes import die_with_parent, free_port, step_back
+from tidings.local.processes import die_with_parent, end, free_port, step_back
 
 if TYPE_CHECKING:
     from tidings.local.redis import Redis
@@ -74,15 +73,7 @@ class Part:
             )
 
     def stop(self) -> None:
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            self.process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end(self.process, _STOP_SECONDS)
 
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
