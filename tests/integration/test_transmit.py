@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -316,6 +318,25 @@ def test_what_the_cache_says_is_used_where_it_is_new(bucket: Bucket) -> None:
     said = bucket.run(lambda pool: _with(pool, lambda c: table.snapshot(c, bucket.project, bucket.name)))
     bucket.put("a", Eventing(source="cache", cached=said.replace(f'"rule" : {bucket.rule()}', '"rule" : 4711')))
     assert bucket.changes("rules") == [("4711",)]
+
+
+# a change on its way to the default partition
+
+
+def test_a_partition_that_is_made_under_a_change_fails_no_write(bucket: Bucket) -> None:
+    bucket.put("before")
+    bucket.sql.execute("create table made (like changes including all)")
+    bucket.sql.execute("delete from changes_default")
+    with psycopg.connect(bucket.url) as other, ThreadPoolExecutor(1) as thread:
+        other.execute("alter table changes attach partition made for values from ('2000-01-01') to ('2100-01-01')")
+        writing = thread.submit(bucket.put, "meanwhile")
+        waiting = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%insert into changes%'"
+        deadline = time.monotonic() + 30
+        while not bucket.sql.execute(waiting).rowcount and time.monotonic() < deadline:
+            time.sleep(0.01)
+        other.commit()
+        writing.result()
+    assert bucket.changes("key") == [("meanwhile",)]
 
 
 # entity tags and former versions

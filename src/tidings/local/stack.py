@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import psycopg
 from tidings import settings
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project, find_project
+from tidings.changestream.retention import make_ahead
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
 from tidings.local.postgres import Postgres
@@ -113,6 +115,8 @@ class Stack:
             self._redis.start()
         for name in migrate(self._postgres.url):
             log.info("migrated: %s", name)
+        with psycopg.connect(self._postgres.url, autocommit=True) as connection:
+            make_ahead(connection, settings.load().changestream, datetime.now(UTC))
         self.credentials = self._default_key()
         self._parts = [self._pubsub(), self._api(), self._stream()]
         for part in self._parts:

@@ -34,6 +34,8 @@ def transmitting(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[
         origin = next(each for each in (*args, *kwargs.values()) if isinstance(each, Origin))
         try:
             done = await operation(*args, **kwargs)
+        except psycopg.errors.CheckViolation:  # a partition was made under a change that was on its way to the default one
+            done = await operation(*args, **kwargs)
         except _UNREADABLE as error:
             done = await operation(*map(_unread, args), **{name: _unread(value) for name, value in kwargs.items()})
             words = "the rules could not be read, so a change was transmitted for the stream to decide: %s"
