@@ -28,8 +28,13 @@ def begin(folder: Path) -> None:
     os.environ[_FOLDER] = str(folder)
 
 
+def answered(headers: object, body: bytes) -> None:
+    """An answer of the API. What is in an object is its owner's; what we say ourselves is XML or short."""
+    seen(str(headers), body if body.startswith(b"<") or len(body) < 1000 else b"")
+
+
 def seen(*outputs: str | bytes) -> None:
-    """Something that came out of Tidings: an answer, an event, what a command printed."""
+    """Something that came out of Tidings: an event, what a command printed."""
     if folder := os.environ.get(_FOLDER):
         with (Path(folder) / _SEEN).open("ab") as file:
             file.write(b"\n".join(each.encode() if isinstance(each, str) else each for each in outputs) + b"\n")
@@ -39,7 +44,7 @@ def watched(client: Any) -> Any:
     """A client of boto3 whose answers are all seen, but for the bodies of objects."""
 
     def see(http_response: Any, model: Any, **_: Any) -> None:
-        seen(str(http_response.headers), b"" if model.has_streaming_output else http_response.content)
+        answered(http_response.headers, b"" if model.has_streaming_output else http_response.content)
 
     client.meta.events.register("after-call.s3", see)
     return client

@@ -126,8 +126,7 @@ class Caller:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ConnectionError(f"{method} {target}: {error}") from error
-        if method != "GET":
-            canary.seen(str(response.getheaders()), content)
+        canary.answered(response.getheaders(), content)
         return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
     def close(self) -> None:

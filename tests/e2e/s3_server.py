@@ -232,7 +232,7 @@ def send(server: Server, method: str, target: str, headers: Mapping[str, str], b
         connection.endheaders(body or None)
         response = connection.getresponse()
         answer = Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
-        canary.seen(str(answer.headers), answer.body)
+        canary.answered(answer.headers, answer.body)
         return answer
     finally:
         connection.close()
