@@ -58,17 +58,24 @@ class Changes:
 
 
 @contextmanager
-def prepared(rows: int, progress: Progress) -> Iterator[Changes]:
+def database(progress: Progress) -> Iterator[str]:
+    """The URL of a migrated database in a PostgreSQL of its own."""
     with TemporaryDirectory(prefix="tidings-bench-") as folder:
         progress("starting PostgreSQL")
         server = Postgres(Path(folder) / "postgres", free_port())
         try:
             server.start()
             migrate(server.url)
-            progress(f"writing {rows:,} changes")
-            yield _filled(server.url, rows)
+            yield server.url
         finally:
             server.stop()
+
+
+@contextmanager
+def prepared(rows: int, progress: Progress) -> Iterator[Changes]:
+    with database(progress) as url:
+        progress(f"writing {rows:,} changes")
+        yield _filled(url, rows)
 
 
 def _filled(url: str, rows: int) -> Changes:

@@ -12,15 +12,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.changes import INSERT
+from bench.changes import INSERT, database
 from bench.drain import slices_of_this_task, summed
 from bench.measure import Bar, CannotMeasure, Figure, Progress, interleaved, ratios
 from bench.side_by_side import FEW, Way, puts
@@ -30,12 +28,9 @@ from tidings.access.projects import create_project
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
 from tidings.changestream.settings import ChangestreamSettings
-from tidings.db.migrate import migrate
 from tidings.delivery import pipeline, session
 from tidings.delivery.deliver import Terms
 from tidings.events.positions import START
-from tidings.local.postgres import Postgres
-from tidings.local.processes import free_port
 from tidings.settings import Settings
 
 NAMES = ("drain_10000_buckets", "put_10000_buckets")
@@ -53,25 +48,18 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 
 def _drain(quick: bool, progress: Progress) -> Figure:
     rows = 100_000 if quick else 500_000
-    with TemporaryDirectory(prefix="tidings-bench-") as folder:
-        progress("starting PostgreSQL")
-        server = Postgres(Path(folder) / "postgres", free_port())
+    with database(progress) as url:
+        progress(f"writing twice {rows:,} changes")
+        slices = _filled(url, rows)
+        os.environ["TIDINGS_DATABASE__URL"] = url
+        settings = settings_module.load()
+        progress("starting Spark")
+        spark = session.start(settings)
         try:
-            server.start()
-            migrate(server.url)
-            progress(f"writing twice {rows:,} changes")
-            slices = _filled(server.url, rows)
-            os.environ["TIDINGS_DATABASE__URL"] = server.url
-            settings = settings_module.load()
-            progress("starting Spark")
-            spark = session.start(settings)
-            try:
-                return _compared(spark, settings, slices, rows, 3 if quick else 7, progress)
-            finally:
-                spark.stop()
-                del os.environ["TIDINGS_DATABASE__URL"]
+            return _compared(spark, settings, slices, rows, 3 if quick else 7, progress)
         finally:
-            server.stop()
+            spark.stop()
+            del os.environ["TIDINGS_DATABASE__URL"]
 
 
 def _filled(url: str, rows: int) -> dict[str, tuple[reader.Slice, ...]]:

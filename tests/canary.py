@@ -50,6 +50,13 @@ def watched(client: Any) -> Any:
     return client
 
 
+def plant_secret(text: str) -> None:
+    """Note one secret that is in no database."""
+    if folder := os.environ.get(_FOLDER):
+        with (Path(folder) / _PLANTED).open("a") as file:
+            file.write(f"secret {text.encode().hex()}\n")
+
+
 def plant(database_url: str) -> None:
     """Note every secret of a database that a server worked on."""
     folder = os.environ.get(_FOLDER)

@@ -16,7 +16,6 @@ from psycopg import Connection
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
-from tidings.api.app import rules_cache
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import plan, session
 from tidings.delivery.ownership import Owner
@@ -25,7 +24,7 @@ from tidings.delivery.progress import Progress
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
 from tidings.rules.draft import Draft
-from tidings.rules.lookup import Lookup
+from tidings.rules.lookup import Lookup, cache_for
 from tidings.rules.model import Rule
 from tidings.rules.notification import Notifications
 from tidings.rules.overlaps import problems_together
@@ -117,7 +116,7 @@ def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRu
     request_id = secrets.token_hex(8).upper()
 
     async def work(pool: Pool, _: Blobs) -> list[Rule]:
-        cache = rules_cache(settings.bucket_eventing)
+        cache = cache_for(settings.bucket_eventing)
         service = Notifications(settings, pool, Lookup(settings.bucket_eventing, pool, cache))
         try:
             for left in reversed(range(_CHANGE_TRIES)):

@@ -57,6 +57,10 @@ class CallerError(TidingsError):
         return STATUS[self.code]
 
 
+def no_such_bucket(bucket: str) -> CallerError:
+    return CallerError("NoSuchBucket", "The specified bucket does not exist.", BucketName=bucket)
+
+
 class Precondition(CallerError):
     """A good request that cannot be granted as things are: a destination that refuses, a project with encrypted paths."""
 

@@ -21,6 +21,7 @@ import psycopg
 import pytest
 from metainfo_server import CREATED, OTHER_TOPIC, REMOVED, TOPIC, Front, metainfo_server
 
+import canary
 from conftest import fresh_database
 from tidings.access.macaroons import Caveat, Macaroon
 from tidings.access.permissions import ACTIONS
@@ -93,10 +94,12 @@ def raw(front: Front, method: str, request: bytes, **metadata: str) -> bytes:
 
 def status(call: Callable[[], Any]) -> str:
     try:
-        call()
+        canary.seen(repr(call()))
     except MetainfoError as error:
+        canary.seen(error.message)
         return str(error.status.name)
     except grpc.RpcError as error:
+        canary.seen(str(error))
         return str(error.code().name)
     return "OK"
 

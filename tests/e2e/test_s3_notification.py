@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 from botocore.exceptions import ClientError
 from google.pubsub_v1 import PublisherClient
@@ -142,6 +143,30 @@ def test_a_form_upload_is_an_event_of_its_own(server: Server) -> None:
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     urllib.request.urlopen(urllib.request.Request(post["url"], "".join([*parts, last]).encode(), headers), timeout=30).close()
     assert server.query("select event from changes where bucket = %s", bucket) == [("ObjectCreated:Post",)]
+
+
+# rules that cannot be read
+
+
+def test_without_the_right_to_read_the_rules_a_put_succeeds_and_is_transmitted(postgres: Postgres, tmp_path: Path) -> None:
+    url, role = fresh_database(postgres, "s3_without_rules"), "s3_without_rules"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"create role {role} login password 'only-for-tests'".encode())
+        connection.execute(f"grant all on all tables in schema public to {role}".encode())
+        connection.execute(f"grant all on all sequences in schema public to {role}".encode())
+        connection.execute(f"revoke select on bucket_eventing_configs from {role}".encode())
+    limited = psycopg.conninfo.make_conninfo(url, user=role, password="only-for-tests")
+    with s3_server(url, tmp_path, TIDINGS_DATABASE__URL=limited) as server:
+        bucket, s3 = made(server, "unreadable"), server.client()
+        s3.put_object(Bucket=bucket, Key="key", Body=b"x")
+        assert s3.get_object(Bucket=bucket, Key="key")["Body"].read() == b"x"
+        s3.delete_object(Bucket=bucket, Key="key")
+        assert server.query("select event, rules from changes order by seq") == [
+            ("ObjectCreated:Put", "*"),
+            ("ObjectRemoved:Delete", "*"),
+        ]
+        assert server.log.count("permission denied for table bucket_eventing_configs") == 2
+        assert figures(server)["tidings_transmit_decisions_total{decision=unread}"] == 2
 
 
 # what is counted

@@ -7,7 +7,7 @@ import uuid
 
 from conftest import Running
 from tidings.db.pool import make_pool
-from tidings.rules.lookup import Eventing
+from tidings.rules.model import Eventing
 from tidings.store import objects
 from tidings.store.model import Content, Origin, Place
 from traffic import Collector, collecting, until

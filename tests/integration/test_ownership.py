@@ -242,7 +242,7 @@ def test_a_holder_stopped_inside_a_transaction_does_not_keep_its_locks(
     holder: psycopg.Connection, rival: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped just before the commit that moves the stream: its session would hold the row until it wakes up."""
-    monkeypatch.setattr(ownership, "TAKEOVER_SECONDS", 1.0)
+    monkeypatch.setattr(ownership, "TAKEOVER_SECONDS", 1.0)  # only a shorter wait: nothing else depends on it
     before = own(holder)
     holder.execute("begin")
     holder.execute("update stream set alive_at = now() - interval '1 hour'")

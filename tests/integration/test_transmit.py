@@ -23,8 +23,8 @@ from tidings.events.arn import PubSubTopic
 from tidings.events.positions import START
 from tidings.events.profiles import STORJ
 from tidings.rules import table
-from tidings.rules.lookup import Eventing, Lookup
-from tidings.rules.model import KeyFilter, Rule
+from tidings.rules.lookup import Lookup
+from tidings.rules.model import Eventing, KeyFilter, Rule
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store import buckets, deletes, moves, objects, uploads
 from tidings.store.model import Content, Origin, Place, Segment

@@ -60,7 +60,7 @@ def test_what_has_not_happened_yet_is_shown_as_zero() -> None:
 
 
 def test_the_shared_folder_goes_with_the_one_who_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # as TMPDIR, which Python reads once
     with metrics.shared():
         metrics.tested("sent")
         assert [path.suffix for path in tmp_path.glob("*/*")] == [".db"]

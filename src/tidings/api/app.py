@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import psycopg
 from starlette.requests import Request
@@ -20,13 +19,10 @@ from tidings.api.s3 import S3
 from tidings.db.pool import make_pool
 from tidings.delivery.lag import lag
 from tidings.rules.counted import configurations
-from tidings.rules.settings import BucketEventingSettings
+from tidings.rules.lookup import cache_for
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.sweep import sweep_regularly
-
-if TYPE_CHECKING:
-    from tidings.rules.cache import RedisRules
 
 _READY_SECONDS = 2.0
 _OURS = "/-/"
@@ -35,15 +31,6 @@ _OURS = "/-/"
 def create_app(settings: Settings) -> ASGIApp:
     """An ASGI application. Pool and blobs are opened in its lifespan; the database need not answer yet."""
     return _App(settings)
-
-
-def rules_cache(settings: BucketEventingSettings) -> RedisRules | None:
-    """The cache that the settings ask for, if any."""
-    if settings.lookup != "redis":
-        return None
-    from tidings.rules.cache import RedisRules  # with its client, only where it is used
-
-    return RedisRules(settings.redis_url.get_secret_value())
 
 
 class _App:
@@ -76,7 +63,7 @@ class _App:
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
         pool = make_pool(self._settings.database_url, self._settings.database.pool_size)
         blobs = Blobs(self._settings.store.blobs)
-        cache = rules_cache(self._settings.bucket_eventing)
+        cache = cache_for(self._settings.bucket_eventing)
         await pool.open(wait=False)
         try:
             self._parts = Parts.over(self._settings, pool, blobs, cache)

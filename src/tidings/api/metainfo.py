@@ -25,7 +25,6 @@ from tidings.errors import CallerError, Precondition
 from tidings.events.arn import PubSubTopic
 from tidings.events.profiles import Profile
 from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems, filter_problems, id_problems, invalid
-from tidings.rules.overlaps import problems_together
 from tidings.rules.problems import refuse
 from tidings.store import names
 
@@ -113,9 +112,7 @@ def rules(configuration: Any, profile: Profile) -> list[Rule]:
     refuse(problems)
     assert topic is not None
     kept = KeyFilter(key_filter.prefix, key_filter.suffix)
-    found = [Rule(configuration.id or derived_id(topic, events, kept), topic, events, kept)]
-    refuse(list(problems_together(found, profile)))
-    return found
+    return [Rule(configuration.id or derived_id(topic, events, kept), topic, events, kept)]
 
 
 def message_of(rule: Rule) -> Any:

@@ -19,8 +19,9 @@ from starlette.types import ASGIApp
 
 from tidings import log, metrics
 from tidings.api import tls
-from tidings.api.app import create_app, rules_cache
+from tidings.api.app import create_app
 from tidings.errors import OperatorError
+from tidings.rules.lookup import cache_for
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 
@@ -73,7 +74,7 @@ def _check_settings(settings: Settings) -> None:
     Blobs(settings.store.blobs)
     if settings.bucket_eventing.lookup == "redis" and not settings.bucket_eventing.redis_url.get_secret_value():
         raise OperatorError("lookup = redis needs a server: set TIDINGS_BUCKET_EVENTING__REDIS_URL.")
-    rules_cache(settings.bucket_eventing)
+    cache_for(settings.bucket_eventing)
 
 
 def _load(settings: Settings) -> ASGIApp:

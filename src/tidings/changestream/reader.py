@@ -13,6 +13,7 @@ import pyarrow as pa
 from tidings.changestream import windows
 from tidings.db.connecting import noticing
 from tidings.errors import ForeignPosition
+from tidings.events.changes import UNREAD
 from tidings.events.positions import Position
 from tidings.events.schema import STORED
 
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 
-_UNREAD = "*"
 # A change whose rules could not be read when it was written is for all rules of its bucket that are as old as itself; for none,
 # if there are none, which the pipeline then says. What it says of others was true when it was written, and is told as it is.
-_RULES = f"""case when rules = '{_UNREAD}' then coalesce((
+_RULES = f"""case when rules = '{UNREAD}' then coalesce((
     select string_agg(r.rule::text, ',' order by r.rule)
     from bucket_eventing_configs r join bucket_metainfos b on b.project_id = r.project_id and b.name = r.bucket_name
     where b.id = changes.bucket_id and r.since <= changes.config), '0') else rules end as rules"""
@@ -53,7 +53,7 @@ class Slice(NamedTuple):
         low, high = max(after + 1, window.lo), min(upto, window.hi)
         conditions.append(f"seq between {low} and {high}")
         if rules is not None:
-            wanted = ",".join([*(str(int(rule)) for rule in rules), _UNREAD])
+            wanted = ",".join([*(str(int(rule)) for rule in rules), UNREAD])
             conditions.append(f"string_to_array(rules, ',') && '{{{wanted}}}'::text[]")
         return cls(window.id, " and ".join(conditions), dense=high - low < 4 * window.n + 1000)
 

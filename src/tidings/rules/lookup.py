@@ -9,30 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import psycopg
 
 from tidings import metrics
 from tidings.db.pool import Pool
-from tidings.events.profiles import AWS, Profile
 from tidings.rules import table
+from tidings.rules.model import Eventing
 from tidings.rules.settings import BucketEventingSettings
 
 log = logging.getLogger(__name__)
-
-UNREAD = "*"
-"""In place of the rules that a change matched: they could not be read when it was written."""
-
-
-class Eventing(NamedTuple):
-    """What is known about a bucket's rules before an operation on it begins."""
-
-    recorded: bool = True
-    """Whether the project has eventing: of others no change is kept."""
-    profile: Profile = AWS
-    source: Literal["database", "cache", "unread"] = "database"
-    cached: str | None = None
 
 
 class Cache(Protocol):
@@ -43,6 +30,17 @@ class Cache(Protocol):
     async def put(self, project: str, bucket: str, document: str) -> None: ...
 
     async def forget(self, project: str, bucket: str) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+def cache_for(settings: BucketEventingSettings) -> Cache | None:
+    """The cache that the settings ask for, if any."""
+    if settings.lookup != "redis":
+        return None
+    from tidings.rules.cache import RedisRules  # with its client, only where it is used
+
+    return RedisRules(settings.redis_url.get_secret_value())
 
 
 class Lookup:

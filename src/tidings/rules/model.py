@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Literal, NamedTuple
 
 from tidings.errors import CallerError
 from tidings.events.arn import PubSubTopic
@@ -44,6 +45,17 @@ class Rule:
 
     def __post_init__(self) -> None:
         refuse([*id_problems(self.config_id), *event_problems(self.events)])
+
+
+class Eventing(NamedTuple):
+    """What is known of a bucket's rules before an operation on it begins."""
+
+    recorded: bool = True
+    """Whether the project has eventing: of others no change is kept."""
+    profile: Profile = AWS
+    source: Literal["database", "cache", "unread"] = "database"
+    """Where the operation looks for the rules; unread if nowhere."""
+    cached: str | None = None
 
 
 def derived_id(topic: PubSubTopic, events: Sequence[str], filter: KeyFilter) -> str:

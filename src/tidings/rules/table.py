@@ -21,7 +21,7 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
-from tidings.errors import CallerError
+from tidings.errors import CallerError, no_such_bucket
 from tidings.events.arn import PubSubTopic
 from tidings.rules.model import KeyFilter, Rule
 
@@ -143,7 +143,7 @@ async def replace(
     async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
         row = await (await cursor.execute(_BUMP, where)).fetchone()
         if row is None or (bucket_id is not None and row[0] != bucket_id):
-            raise _no_such_bucket(bucket)
+            raise no_such_bucket(bucket)
         found_id, config = row
         if expected is not None and _etag(found_id, config - 1) not in expected:
             raise changed_meanwhile()
@@ -159,7 +159,7 @@ async def read(connection: AsyncConnection[Any], project_public_id: str, bucket:
     async with connection.cursor(row_factory=tuple_row) as cursor:
         rows = await (await cursor.execute(_READ, {"project": project_public_id, "bucket": bucket})).fetchall()
     if not rows:
-        raise _no_such_bucket(bucket)
+        raise no_such_bucket(bucket)
     rules = [
         Rule(config_id, PubSubTopic.from_name(topic), tuple(events), KeyFilter(prefix, suffix))
         for _, _, config_id, topic, events, prefix, suffix in rows
@@ -193,7 +193,3 @@ def _row(rule: Rule) -> dict[str, Any]:
         "prefix": rule.filter.prefix,
         "suffix": rule.filter.suffix,
     }
-
-
-def _no_such_bucket(bucket: str) -> CallerError:
-    return CallerError("NoSuchBucket", "The specified bucket does not exist.", BucketName=bucket)

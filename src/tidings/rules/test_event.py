@@ -19,13 +19,15 @@ TEST_SECONDS = 10.0
 _MAX_REASON = 500
 
 
-async def send(destinations_: Set[str], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
-    """Send it to every destination, by its ARN, at once; raise with the words of each that did not take it."""
-    arns = sorted(destinations_)
+async def send(arns: Set[str], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
+    """Send it to all these destinations at once; raise with the words of each that did not take it."""
+    ordered = sorted(arns)
     body = _body(settings.bucket_eventing.dialect, bucket, request_id, host_id)
     message = Message(id=f"{request_id}.test", body=body)
-    outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in arns))
-    refused = {arn: outcome.reason for arn, outcome in zip(arns, outcomes, strict=True) if outcome.verdict is not Verdict.SENT}
+    outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in ordered))
+    refused = {
+        arn: outcome.reason for arn, outcome in zip(ordered, outcomes, strict=True) if outcome.verdict is not Verdict.SENT
+    }
     if refused:
         words = "; ".join(f"{arn} ({reason[:_MAX_REASON]})" for arn, reason in refused.items())
         raise Precondition(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from psycopg import errors as pg
 
 from tidings.db.pool import Pool, run
-from tidings.errors import CallerError
+from tidings.errors import CallerError, no_such_bucket
 from tidings.store.names import bucket_name
 
 MOST_LISTED = 10_000
@@ -19,10 +19,6 @@ MOST_LISTED = 10_000
 class Bucket(NamedTuple):
     name: str
     created_at: datetime
-
-
-def no_such_bucket(bucket: str) -> CallerError:
-    return CallerError("NoSuchBucket", "The specified bucket does not exist.", BucketName=bucket)
 
 
 @contextmanager

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 
 from tidings.db.pool import Pool, run, transaction
+from tidings.errors import no_such_bucket
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import deleted_meanwhile, no_such_bucket
+from tidings.store.buckets import deleted_meanwhile
 from tidings.store.model import EMPTY_ETAG, Done, Origin, Place
 from tidings.store.transmitting import transmitting
 

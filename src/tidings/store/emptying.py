@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from tidings.db.pool import Pool
-from tidings.rules.lookup import Eventing
+from tidings.rules.model import Eventing
 from tidings.store import deletes, version_listing
 from tidings.store.blobs import Blobs
 from tidings.store.model import Origin, Place

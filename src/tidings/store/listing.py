@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from tidings.db.pool import Pool, run
-from tidings.store.buckets import no_such_bucket
+from tidings.errors import no_such_bucket
 
 LAST = "\U0010ffff" * 256
 """What follows any key with a given prefix: the last character there is, as often as fits into a key's 1,024 bytes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from tidings.rules.lookup import Eventing
+from tidings.rules.model import Eventing
 
 EMPTY_ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 

@@ -7,10 +7,10 @@ from typing import LiteralString
 from urllib.parse import quote
 
 from tidings.db.pool import Pool, transaction
-from tidings.errors import CallerError
+from tidings.errors import CallerError, no_such_bucket
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import deleted_meanwhile, no_such_bucket
+from tidings.store.buckets import deleted_meanwhile
 from tidings.store.deletes import remove_version
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
 from tidings.store.objects import ANYTHING, commit_under_lock, no_such_key, precondition_failed

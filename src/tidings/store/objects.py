@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, LiteralString
 
 from tidings.db.pool import Pool, run, transaction
-from tidings.errors import CallerError
+from tidings.errors import CallerError, no_such_bucket
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import deleted_meanwhile, no_such_bucket
+from tidings.store.buckets import deleted_meanwhile
 from tidings.store.model import Condition, Content, Done, Origin, Place, Version
 from tidings.store.transmitting import transmitting
 

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, LiteralString
 
 from tidings.events import keys, names
-from tidings.rules.lookup import UNREAD
+from tidings.events.changes import UNREAD
 from tidings.rules.table import MATCHED, MATCHED_IN_CACHE
 from tidings.store.model import Content, Origin, Place, Segment
 

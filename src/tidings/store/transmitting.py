@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import psycopg
 
 from tidings import metrics
-from tidings.rules.lookup import UNREAD, Eventing
+from tidings.events.changes import UNREAD
+from tidings.rules.model import Eventing
 from tidings.store.model import Origin
 
 log = logging.getLogger(__name__)

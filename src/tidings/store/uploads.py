@@ -18,10 +18,10 @@ from psycopg import errors as pg
 
 from tidings.access import checksums
 from tidings.db.pool import Pool, run, transaction
-from tidings.errors import CallerError
+from tidings.errors import CallerError, no_such_bucket
 from tidings.events import names
 from tidings.store import statements
-from tidings.store.buckets import deleted_meanwhile, no_such_bucket
+from tidings.store.buckets import deleted_meanwhile
 from tidings.store.model import Condition, Content, Done, Origin, Place, Segment
 from tidings.store.objects import ANYTHING, commit_under_lock, newest
 from tidings.store.transmitting import transmitting

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import LiteralString, NamedTuple
 
 from tidings.db.pool import Pool, run
-from tidings.store.buckets import no_such_bucket
+from tidings.errors import no_such_bucket
 from tidings.store.listing import LAST
 from tidings.store.model import Place
 from tidings.store.objects import no_such_version

@@ -21,7 +21,7 @@ async def silent() -> MutableMapping[str, Any]:
 
 
 def test_who_takes_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(response, "STALL_SECONDS", 0.05)  # only a shorter wait
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

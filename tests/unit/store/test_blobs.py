@@ -92,7 +92,7 @@ def test_a_local_blob_and_its_folder_are_synced_before_keep_returns(
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(os, "fsync", recorded)  # the real one, and a note of it: nothing else shows that it was called
     name = asyncio.run(store.keep(pieces(bytes(size)))).blob
     assert name is not None
     path = (tmp_path / name).resolve()
@@ -105,7 +105,7 @@ def test_a_blob_that_cannot_be_made_durable_is_not_kept(tmp_path: Path, monkeypa
 
     async def run() -> None:
         store = Blobs(f"file://{tmp_path}")
-        monkeypatch.setattr(os, "fsync", broken)
+        monkeypatch.setattr(os, "fsync", broken)  # a disk that fails when it is told to keep what it has taken
         with pytest.raises(OSError, match="Input/output error"):
             await store.keep(pieces(bytes(INLINE + 1)))
         await store.close()
