@@ -20,7 +20,7 @@ class MemoryDestination:
     `answer` gives the outcome of each message; `delay` is how long every call takes.
     """
 
-    max_batch = 1000
+    max_batch = ahead = 1000
     max_bytes = 1_000_000
 
     def __init__(self, answer: Answer = always_sent, delay: float = 0.0) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import Column, SparkSession
 
 from tidings import plugins
 from tidings.events.profiles import AWS
+from tidings.formats import Context
 
 FORMATS = plugins.names("formats")
 DESTINATIONS = plugins.names("destinations")
@@ -27,7 +28,7 @@ def test_a_destination_s_docstring_is_its_card(name: str) -> None:
 def test_a_format_is_one_column_that_knows_no_clock_and_no_chance(name: str, spark: SparkSession) -> None:
     assert spark.version
     module = plugins.load("formats", name)
-    assert isinstance(module.body("eu-west-1", AWS), Column)
+    assert isinstance(module.message(Context("eu-west-1", AWS)).body, Column)
     called = {node.attr for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Attribute)}
     assert not called & {"now", "current_timestamp", "rand", "uuid", "udf", "pandas_udf", "monotonically_increasing_id"}
 

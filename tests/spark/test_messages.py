@@ -18,6 +18,7 @@ from tidings.delivery.route import RULE, route
 from tidings.events.keys import encoded_if_different, form_encoded
 from tidings.events.profiles import AWS, STORJ, Profile
 from tidings.events.schema import CHANGE
+from tidings.formats import Context
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "s3"
 AT = datetime(2026, 1, 17, 10, 30, 0, 123999, tzinfo=UTC)
@@ -68,7 +69,9 @@ def bodies(
     spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNotificationConfig"', profile: Profile = AWS
 ) -> list[str]:
     routed = changes(spark, *rows).transform(route, rules(spark, rule(config_json=config_json)))
-    return [row.body for row in routed.transform(render, "s3", "us-east-1", profile).orderBy("window", "seq").collect()]
+    return [
+        row.body for row in routed.transform(render, "s3", Context("us-east-1", profile)).orderBy("window", "seq").collect()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_the_record_of_the_other_profile_names_another_source(spark: SparkSessio
 
 def test_a_message_carries_its_lane_its_position_and_an_id_that_never_changes(spark: SparkSession) -> None:
     routed = changes(spark, change()).transform(route, rules(spark, rule()))
-    rendered = routed.transform(render, "s3", "us-east-1", AWS)
+    rendered = routed.transform(render, "s3", Context("us-east-1", AWS))
     assert rendered.schema.fieldNames() == MESSAGE.fieldNames()
     expected = spark.createDataFrame([(10, 3, 255, change()["id"] + ".1")], "lane long, window long, seq long, id string")
     assertDataFrameEqual(rendered.select("lane", "window", "seq", "id"), expected)
@@ -113,7 +116,7 @@ def test_a_change_goes_to_every_rule_that_matched_and_still_wants_it(spark: Spar
 
 def test_a_change_for_a_rule_that_is_gone_is_left_without_a_lane_and_names_its_bucket(spark: SparkSession) -> None:
     routed = changes(spark, change(rules="4")).transform(route, rules(spark, rule()))
-    [row] = routed.transform(render, "s3", "us-east-1", AWS).collect()
+    [row] = routed.transform(render, "s3", Context("us-east-1", AWS)).collect()
     assert (row.lane, row.body) == (None, "50adea63-48b7-420e-b549-643fd90a5189/my-bucket")
 
 
@@ -131,7 +134,7 @@ def test_a_rule_never_gets_a_change_that_it_did_not_match_when_it_was_written(sp
 
 def test_messages_of_a_key_share_a_slot_and_others_do_not(spark: SparkSession) -> None:
     rows = [change(seq=1), change(seq=2), change(seq=3, key="other"), change(seq=4, bucket="other-bucket")]
-    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", "us-east-1", AWS)
+    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", Context("us-east-1", AWS))
     slots = [row.slot for row in routed.orderBy("seq").collect()]
     assert slots[0] == slots[1]
     assert len(set(slots)) == 3

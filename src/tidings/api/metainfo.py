@@ -119,7 +119,7 @@ def message_of(rule: Rule) -> Any:
     kept = rule.filter
     return pb.NotificationConfiguration(
         id=rule.config_id,
-        topic_name=rule.topic.name,
+        topic_name=rule.destination.name,
         events=rule.events,
         filter=pb.FilterRule(prefix=kept.prefix, suffix=kept.suffix) if kept != KeyFilter() else None,
     )

@@ -63,7 +63,7 @@ Suffix = Annotated[str, typer.Option(help="Only keys that end with this.")]
 @app.command()
 def add(
     bucket: Bucket,
-    topic: Annotated[str, typer.Option(help="Where events go: arn:gcp:pubsub::PROJECT_ID:TOPIC_ID.")],
+    topic: Annotated[str, typer.Option(help="Where events go, as an ARN: arn:gcp:pubsub::PROJECT_ID:TOPIC_ID, for one.")],
     project: Project = "default",
     event: Events = None,
     prefix: Prefix = "",
@@ -73,14 +73,14 @@ def add(
 ) -> None:
     """Add one rule to a bucket's and leave the others as they are. A destination that is new there gets a test event."""
     from tidings import bootstrap
-    from tidings.events.arn import PubSubTopic
+    from tidings.events.arn import parse
     from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems
     from tidings.rules.problems import refuse
 
     settings = settings_module.load()
     with mistakes():
         refuse(list(event_problems(event or [], settings.bucket_eventing.dialect)))
-        place, filter_, events = PubSubTopic.from_arn(topic), KeyFilter(prefix, suffix), tuple(event or [])
+        place, filter_, events = parse(topic), KeyFilter(prefix, suffix), tuple(event or [])
         rule = Rule(id_ or derived_id(place, events, filter_), place, events, filter_)
 
     def added(rules: Sequence[Rule]) -> list[Rule]:

@@ -28,6 +28,7 @@ from tidings.delivery.deliver import RESULT, Terms, deliver
 from tidings.delivery.render import render
 from tidings.delivery.route import RULE, route
 from tidings.events.schema import CHANGE
+from tidings.formats import Context
 from tidings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -181,4 +182,4 @@ def messages(changed: DataFrame, rules: DataFrame, settings: Settings) -> DataFr
     """route and render: everything between reading and sending, as native columns."""
     profile = settings.bucket_eventing.dialect
     routed = changed.transform(route, rules, profile.literal_filters)
-    return routed.transform(render, "s3", settings.api.region, profile)
+    return routed.transform(render, "s3", Context(settings.api.region, profile))

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidings import plugins
-from tidings.events.profiles import Profile
+from tidings.formats import Context
 
 MESSAGE = StructType(
     [
@@ -23,9 +23,9 @@ MESSAGE = StructType(
 where there is no rule for it any more."""
 
 
-def render(routed: DataFrame, format_name: str, region: str, profile: Profile) -> DataFrame:
+def render(routed: DataFrame, format_name: str, context: Context) -> DataFrame:
     """One message for each routed change. Without a rule there is nothing to say; the bucket is named in its place."""
-    body = plugins.load("formats", format_name).body(region, profile)
+    body = plugins.load("formats", format_name).message(context).body
     return routed.select(
         "lane",
         F.xxhash64("project", "bucket", "key").alias("slot"),

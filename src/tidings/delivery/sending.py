@@ -38,15 +38,15 @@ async def send_lane(
 ) -> None:
     """Wave after wave: each wave holds the next message of each key, so that no key ever has two in flight.
 
-    A wave reaches no further than one call's worth beyond the first message that is left. Otherwise a key with many changes
-    would hold the cursor back while all others went far ahead of it, to be sent again when time runs out.
+    A wave reaches no further than the destination's `ahead` beyond the first message that is left. Otherwise a key with many
+    changes would hold the cursor back while all others went far ahead of it, to be sent again when time runs out.
     A probe sends one message first: a destination that is still down gets no storm. `deadline` is a time.monotonic().
     """
     left: Sequence[int] = range(len(pending.messages))
-    reach = 1 if probe else destination.max_batch
+    reach = 1 if probe else destination.ahead
     while left:
         wave, later = _next_wave(left, pending.slots, reach)
-        reach = destination.max_batch
+        reach = destination.ahead
         timeout = min(timeout, deadline - time.monotonic())
         if timeout <= 0:
             result.late, result.undelivered = True, pending.positions[left[0]]

@@ -7,15 +7,18 @@ A destination's file MUST hold
 
 A `Destination` MUST
 
-- say in `max_batch` how many messages one call of `send` may carry, and in `max_bytes` how many bytes of bodies;
+- say in `max_batch` how many messages one call of `send` may carry, in `max_bytes` how many bytes of bodies, and in `ahead` how
+  many messages of a lane may be under way at once, in as many calls as that takes;
 - answer `send` with exactly one outcome for each message, in the same order, and never raise for what a peer did:
   an expected failure is an outcome;
 - return from `send` within `timeout` seconds, whatever the peer does;
 - say `sent` only for what the peer has confirmed;
-- say `rejected` only for a message that no retry can help; everything else is `retry`, with the peer's own words;
+- say `rejected` only for a message that no retry can help, `wait` where somebody must act first (a topic that is not there, a
+  permission), and `retry` for everything else, each with the peer's own words; its tests have that table, cell by cell;
 - be usable again after a failure, from the event loop that first used it.
 
-Order is not its business: the caller never has two messages of a key in flight.
+It MAY hold `async refusal(connection, project, arn, settings) -> str | None`: why a project may not send there, if it may not.
+Without it every project may. Order is not its business: the caller never has two messages of a key in flight.
 """
 
 from __future__ import annotations
@@ -32,16 +35,22 @@ from tidings.settings import Settings
 class Destination(Protocol):
     max_batch: int
     max_bytes: int
+    ahead: int
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]: ...
 
     async def close(self) -> None: ...
 
 
+_FILES = {"sqs": "queue"}
+"""Services that do not have the name of the file that serves them."""
+
+
 def kind_of(arn: str) -> str:
-    """The name of the plugin that serves an ARN: its third part, the service."""
+    """The name of the plugin that serves an ARN, by its third part, the service."""
     parts = arn.split(":")
-    kind = parts[2] if len(parts) >= 6 and parts[0] == "arn" else ""
+    service = parts[2] if len(parts) >= 6 and parts[0] == "arn" else ""
+    kind = _FILES.get(service, service)
     if kind not in plugins.names("destinations"):
         raise CallerError("InvalidArgument", f"The ARN could not be parsed: {arn[:200]!r}.", ArgumentValue=arn[:200])
     return kind

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from tidings.events.profiles import Profile
-from tidings.formats import Json, Optional, Plain, Value, to_json
+from tidings.formats import Context, Json, Optional, Plain, Said, Value, to_json
 
 
-def body(region: str, profile: Profile) -> Column:
+def message(context: Context) -> Said:
+    profile = context.profile
     record: dict[str, Value] = {
         "eventVersion": "2.1",
         "eventSource": profile.event_source,
-        "awsRegion": region,
+        "awsRegion": context.region,
         "eventTime": Plain(F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")),
         "eventName": Plain(F.col("event")),
         "userIdentity": {"principalId": Plain(F.col("principal"))},
@@ -36,7 +36,7 @@ def body(region: str, profile: Profile) -> Column:
             },
         },
     }
-    return to_json({"Records": [record]})
+    return Said(to_json({"Records": [record]}))
 
 
 def sequencer() -> Column:

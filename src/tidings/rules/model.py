@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from tidings.errors import CallerError
-from tidings.events.arn import PubSubTopic
+from tidings.events.arn import Address
 from tidings.events.profiles import AWS, Profile
 from tidings.rules.problems import refuse
 
@@ -39,7 +39,7 @@ class Rule:
     """One notification configuration. `events` stay as the tenant wrote them, wildcards included."""
 
     config_id: str
-    topic: PubSubTopic
+    destination: Address
     events: tuple[str, ...]
     filter: KeyFilter = field(default_factory=KeyFilter)
 
@@ -58,9 +58,9 @@ class Eventing(NamedTuple):
     cached: str | None = None
 
 
-def derived_id(topic: PubSubTopic, events: Sequence[str], filter: KeyFilter) -> str:
+def derived_id(destination: Address, events: Sequence[str], filter: KeyFilter) -> str:
     """The id of a configuration that came without one: made of its content, so that the same document keeps its id."""
-    content = json.dumps([topic.arn, *events, {"prefix": filter.prefix, "suffix": filter.suffix}])
+    content = json.dumps([destination.arn, *events, {"prefix": filter.prefix, "suffix": filter.suffix}])
     return sha256(content.encode()).hexdigest()[:_DERIVED_ID]
 
 

@@ -62,7 +62,7 @@ class Notifications:
         refuse(list(self._unavailable(rules)))
         if expected is not None and before.etag not in expected:
             raise table.changed_meanwhile()
-        arns = {rule.topic.arn for rule in rules} - {rule.topic.arn for rule in trusted}
+        arns = {rule.destination.arn for rule in rules} - {rule.destination.arn for rule in trusted}
         await test_event.send(arns, self.settings, bucket, request_id, host_id)
         async with self.pool.connection() as connection:
             etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id)
@@ -90,7 +90,7 @@ class Notifications:
 
     def _unavailable(self, rules: Sequence[Rule]) -> Iterator[CallerError]:
         enabled = self.settings.bucket_eventing.destinations
-        for arn in {rule.topic.arn: None for rule in rules}:
+        for arn in {rule.destination.arn: None for rule in rules}:
             if (kind := destinations.kind_of(arn)) not in enabled:
                 sentence = (
                     f"{arn} cannot be served: the operator has not enabled {kind}. There is {', '.join(enabled) or 'nothing'}."

@@ -22,7 +22,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from tidings.errors import CallerError, no_such_bucket
-from tidings.events.arn import PubSubTopic
+from tidings.events import arn
 from tidings.rules.model import KeyFilter, Rule
 
 _WANTS: LiteralString = """
@@ -147,8 +147,8 @@ async def replace(
         found_id, config = row
         if expected is not None and _etag(found_id, config - 1) not in expected:
             raise changed_meanwhile()
-        await cursor.execute(_LANES, {**where, "destinations": list({rule.topic.arn: None for rule in rules})})
-        kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.topic.name for rule in rules]}
+        await cursor.execute(_LANES, {**where, "destinations": list({rule.destination.arn: None for rule in rules})})
+        kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.destination.name for rule in rules]}
         await cursor.execute(_DELETE, {**where, **kept})
         await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])
     return _etag(found_id, config)
@@ -161,7 +161,7 @@ async def read(connection: AsyncConnection[Any], project_public_id: str, bucket:
     if not rows:
         raise no_such_bucket(bucket)
     rules = [
-        Rule(config_id, PubSubTopic.from_name(topic), tuple(events), KeyFilter(prefix, suffix))
+        Rule(config_id, arn.from_name(topic), tuple(events), KeyFilter(prefix, suffix))
         for _, _, config_id, topic, events, prefix, suffix in rows
         if config_id is not None
     ]
@@ -187,8 +187,8 @@ def changed_meanwhile() -> CallerError:
 def _row(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.config_id,
-        "topic": rule.topic.name,
-        "destination": rule.topic.arn,
+        "topic": rule.destination.name,
+        "destination": rule.destination.arn,
         "events": list(rule.events),
         "prefix": rule.filter.prefix,
         "suffix": rule.filter.suffix,

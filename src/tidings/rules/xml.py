@@ -14,7 +14,8 @@ from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import ParseError, XMLParser
 
 from tidings.errors import CallerError
-from tidings.events.arn import PubSubTopic
+from tidings.events.arn import Address, SqsQueue
+from tidings.events.arn import parse as address
 from tidings.events.profiles import AWS, Profile
 from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems, filter_problems, id_problems, invalid
 from tidings.rules.overlaps import problems_together
@@ -27,12 +28,14 @@ MAX_DEPTH = 16
 MAX_ELEMENTS = 4000
 
 _ROOT = "NotificationConfiguration"
-_OTHER_DESTINATIONS = ("QueueConfiguration", "CloudFunctionConfiguration", "EventBridgeConfiguration")
+_OTHER_DESTINATIONS = ("CloudFunctionConfiguration", "EventBridgeConfiguration")
+_KINDS = {"TopicConfiguration": "Topic", "QueueConfiguration": "Queue"}
+"""The kinds of configuration, and the element of each that has the ARN: queues have one kind, everything else the other."""
 
 _ANY, _OPTIONAL, _ONE, _SOME = (0, MAX_ELEMENTS), (0, 1), (1, 1), (1, MAX_ELEMENTS)
 _SHAPE = {
-    _ROOT: {"TopicConfiguration": _ANY, **dict.fromkeys(_OTHER_DESTINATIONS, _ANY)},
-    "TopicConfiguration": {"Id": _OPTIONAL, "Topic": _ONE, "Event": _SOME, "Filter": _OPTIONAL},
+    _ROOT: dict.fromkeys((*_KINDS, *_OTHER_DESTINATIONS), _ANY),
+    **{name: {"Id": _OPTIONAL, arn: _ONE, "Event": _SOME, "Filter": _OPTIONAL} for name, arn in _KINDS.items()},
     "Filter": {"S3Key": _OPTIONAL},
     "S3Key": {"FilterRule": _ANY},
     "FilterRule": {"Name": _ONE, "Value": _ONE},
@@ -46,20 +49,20 @@ def parse(body: bytes, profile: Profile = AWS) -> list[Rule]:
     if root.tag != _ROOT:
         raise _malformed(f"The document is a <{_shown(root.tag)}>. Send a <{_ROOT}>.")
     problems = [*_misshapen(root), *_unsupported(root)]
-    configurations = root.findall("TopicConfiguration")
+    configurations = [element for element in root if element.tag in _KINDS]
     rules = []
     for number, configuration in enumerate(configurations, start=1):
         own: list[CallerError] = []
         rule = _rule(configuration, profile, own)
-        problems += [_placed(problem, number) for problem in own] if len(configurations) > 1 else own
+        problems += [_placed(problem, configuration.tag, number) for problem in own] if len(configurations) > 1 else own
         rules += [rule] if rule is not None else []
     problems += problems_together(rules, profile)
     refuse(problems)
     return rules
 
 
-def _placed(problem: CallerError, number: int) -> CallerError:
-    return CallerError(problem.code, f"TopicConfiguration {number}: {problem.message}", **problem.elements)
+def _placed(problem: CallerError, name: str, number: int) -> CallerError:
+    return CallerError(problem.code, f"{name} {number}: {problem.message}", **problem.elements)
 
 
 def render(rules: Sequence[Rule]) -> bytes:
@@ -144,7 +147,7 @@ def _misshapen(element: Element) -> Iterator[CallerError]:
 def _unsupported(root: Element) -> Iterator[CallerError]:
     for name in _OTHER_DESTINATIONS:
         if root.find(name) is not None:
-            yield invalid(name, "", f"<{name}> cannot be served: this version delivers to Pub/Sub topics only.")
+            yield invalid(name, "", f"<{name}> cannot be served: send to a topic or to a queue.")
 
 
 def _rule(configuration: Element, profile: Profile, problems: list[CallerError]) -> Rule | None:
@@ -152,26 +155,34 @@ def _rule(configuration: Element, profile: Profile, problems: list[CallerError])
 
     What `_misshapen` has named already (a missing element, a second one) is passed over here.
     """
-    topic = _topic(configuration, problems)
+    destination = _destination(configuration, problems)
     prefix, suffix = _filter(configuration, problems)
     config_id = configuration.findtext("Id", "")
     events = tuple(event.text or "" for event in configuration.findall("Event"))
     problems += filter_problems(prefix, suffix)
     problems += id_problems(config_id) if config_id else ()
     problems += event_problems(events, profile) if events else ()
-    if problems or topic is None or not events:
+    if problems or destination is None or not events:
         return None
     key_filter = KeyFilter(prefix, suffix)
-    return Rule(config_id or derived_id(topic, events, key_filter), topic, events, key_filter)
+    return Rule(config_id or derived_id(destination, events, key_filter), destination, events, key_filter)
 
 
-def _topic(configuration: Element, problems: list[CallerError]) -> PubSubTopic | None:
-    arn = configuration.findtext("Topic")
-    try:
-        return None if arn is None else PubSubTopic.from_arn(arn)
-    except CallerError as problem:
-        problems.append(problem)
+def _destination(configuration: Element, problems: list[CallerError]) -> Address | None:
+    name = _KINDS[configuration.tag]
+    arn = configuration.findtext(name)
+    if arn is None:
         return None
+    try:
+        found = address(arn)
+    except CallerError as problem:
+        problems.append(CallerError(problem.code, problem.message, **(problem.elements | {"ArgumentName": name})))
+        return None
+    if isinstance(found, SqsQueue) != (name == "Queue"):
+        other = "QueueConfiguration" if name == "Topic" else "TopicConfiguration"
+        problems.append(invalid(name, arn, f"{arn[:200]} does not belong into a {configuration.tag}. Send a <{other}>."))
+        return None
+    return found
 
 
 def _filter(configuration: Element, problems: list[CallerError]) -> tuple[str, str]:
@@ -202,8 +213,9 @@ def _rendered(rule: Rule) -> str:
     )
     key_filter = f"<Filter><S3Key>{filter_rules}</S3Key></Filter>" if filter_rules else ""
     events = "".join(_element("Event", event) for event in rule.events)
-    head = _element("Id", rule.config_id) + _element("Topic", rule.topic.arn)
-    return f"<TopicConfiguration>{head}{events}{key_filter}</TopicConfiguration>"
+    name = "QueueConfiguration" if isinstance(rule.destination, SqsQueue) else "TopicConfiguration"
+    head = _element("Id", rule.config_id) + _element(_KINDS[name], rule.destination.arn)
+    return f"<{name}>{head}{events}{key_filter}</{name}>"
 
 
 def _element(name: str, text: str) -> str:

@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "notification"
 WRITTEN = sorted(file for file in GOLDEN.glob("*.xml") if not file.name.endswith(".answer.xml"))
 TOPIC = "<Topic>arn:gcp:pubsub::my-gcp-project:my-bucket-events</Topic>"
 EVENT = "<Event>s3:ObjectCreated:*</Event>"
+QUEUE = "arn:aws:sqs:us-east-1:123456789012:q"
 
 
 def document(inner: str = "") -> bytes:
@@ -29,6 +30,10 @@ def document(inner: str = "") -> bytes:
 
 def topic(inner: str = "", *, arn: str = TOPIC, events: str = EVENT) -> str:
     return f"<TopicConfiguration>{arn}{events}{inner}</TopicConfiguration>"
+
+
+def queue(arn: str) -> str:
+    return f"<QueueConfiguration><Queue>{arn}</Queue>{EVENT}</QueueConfiguration>"
 
 
 def filters(*rules: tuple[str, str]) -> str:
@@ -58,6 +63,23 @@ def test_the_example_of_the_seed_means_what_it_says() -> None:
     expected = PubSubTopic("my-gcp-project", "my-bucket-events")
     events = ("s3:ObjectCreated:*", "s3:ObjectRemoved:Delete")
     assert rule == Rule("MyNotificationConfig", expected, events, KeyFilter("logs/", ".txt"))
+
+
+@pytest.mark.parametrize(
+    "arn",
+    [
+        "arn:gcp:pubsub::my-project:my-topic",
+        "arn:tidings:kafka::main:uploads.v1",
+        "arn:aws:sns:us-east-1:50adea63-48b7-420e-b549-643fd90a5189:my-topic",
+        "arn:aws:sns:eu-central-1:123456789012:my-topic",
+        "arn:tidings:log:::mine",
+        QUEUE,
+    ],
+)
+def test_every_kind_of_destination_is_read_and_written_back(arn: str) -> None:
+    [rule] = parse(document(queue(arn) if ":sqs:" in arn else topic(arn=f"<Topic>{arn}</Topic>")))
+    assert rule.destination.arn == arn
+    assert parse(render([rule])) == [rule]
 
 
 def test_an_empty_configuration_has_no_rules() -> None:
@@ -169,7 +191,7 @@ def test_a_malformed_document_is_refused_with_the_place_of_its_mistake(name: str
     assert expected in error.message
 
 
-ONLY_PUBSUB = "this version delivers to Pub/Sub topics only"
+TOPIC_OR_QUEUE = "cannot be served: send to a topic or to a queue"
 INVALID = {
     "unknown event": (topic(events="<Event>s3:Restore:*</Event>"), "The event 's3:Restore:*' is not supported"),
     "empty event": (topic(events="<Event/>"), "The event '' is not supported"),
@@ -183,9 +205,11 @@ INVALID = {
     "another filter": (topic(filters(("regex", ".*"))), "must be either prefix or suffix, not 'regex'"),
     "a long id": (topic(f"<Id>{'i' * 256}</Id>"), "The Id has 256 characters"),
     "an id of two lines": (topic("<Id>a\nb</Id>"), "control character"),
-    "a queue": ("<QueueConfiguration><Queue>arn:aws:sqs:::q</Queue></QueueConfiguration>", ONLY_PUBSUB),
-    "a function": ("<CloudFunctionConfiguration/>", ONLY_PUBSUB),
-    "EventBridge": ("<EventBridgeConfiguration/>", ONLY_PUBSUB),
+    "a queue of nobody": (queue("arn:aws:sqs:::q"), "The ARN could not be parsed: 'arn:aws:sqs:::q'. Write arn:aws:sqs:REGION"),
+    "a topic as a queue": (queue("arn:tidings:kafka::main:t"), "does not belong into a QueueConfiguration"),
+    "a queue as a topic": (topic(arn=f"<Topic>{QUEUE}</Topic>"), "does not belong into a TopicConfiguration"),
+    "a function": ("<CloudFunctionConfiguration/>", TOPIC_OR_QUEUE),
+    "EventBridge": ("<EventBridgeConfiguration/>", TOPIC_OR_QUEUE),
     "two that overlap": (
         topic("<Id>a</Id>") + topic("<Id>b</Id>"),
         "overlapping suffixes in two rules if the prefixes are overlapping for the same event type: 'a' and 'b' do.",
@@ -212,10 +236,10 @@ def test_everything_that_is_wrong_with_a_document_is_named_in_one_answer() -> No
         arn="<Topic>nowhere</Topic>",
         events="<Event>s3:Nothing</Event><Event>s3:Either</Event>",
     )
-    error = refused(document(wrong + "<QueueConfiguration/>"))
+    error = refused(document(wrong + "<EventBridgeConfiguration/>"))
     assert error.code == "InvalidArgument"
     assert error.message.startswith("7 problems: (1) ")
-    for words in ("QueueConfiguration", "'nowhere'", "regex", "1025", "control", "'s3:Nothing'", "'s3:Either'"):
+    for words in ("EventBridgeConfiguration", "'nowhere'", "regex", "1025", "control", "'s3:Nothing'", "'s3:Either'"):
         assert words in error.message
     worse = refused(document(wrong + "<Surprise/>"))
     assert worse.code == "MalformedXML"
