@@ -23,7 +23,7 @@ from bench.changes import SAMPLE, Changes, prepared
 from bench.measure import Bar, CannotMeasure, Figure, Progress, cpu_seconds, interleaved, ratios, said
 from tidings import settings as settings_module
 from tidings.changestream.reader import Slice
-from tidings.delivery import pipeline, session
+from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
 from tidings.events.schema import STORED
 from tidings.settings import Settings
@@ -61,9 +61,9 @@ class _Drain:
         self._changes = changes
         self._region = settings.api.region
         with psycopg.connect(changes.url) as connection:
-            rules = pipeline.rules_frame(spark, pipeline.current_rules(connection))
-        read = pipeline.changes(spark, os.cpu_count() or 1, slices_of_this_task)
-        self._messages = pipeline.messages(read, rules, settings)
+            self._moment = lanes.standing(connection).moment
+        read = pipeline.changes(spark, os.cpu_count() or 1)
+        self._messages = pipeline.messages(read, ["s3"], settings)
         self._summed = summed(self._messages)
         self.expected = (0, 0)
         self._spent: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class _Drain:
         return seconds
 
     def _run(self, plan: DataFrame, slices: tuple[Slice, ...]) -> list[pa.Table]:
-        todo = pipeline.Round(slices, Terms(budget=1, timeout=1))
+        todo = pipeline.Round(slices, self._moment, Terms(budget=1, timeout=1))
         self._spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         return plan.collect()
 
@@ -138,10 +138,6 @@ class _Drain:
             if cursor.rowcount != self._changes.rows or not size:
                 raise CannotMeasure(f"COPY gave {cursor.rowcount} rows, not {self._changes.rows}.")
         return seconds
-
-
-def slices_of_this_task() -> Sequence[Slice]:
-    return pipeline.Round.of_this_task().slices
 
 
 def summed(messages: DataFrame) -> DataFrame:

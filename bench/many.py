@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any
 
 import psycopg
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from bench.changes import INSERT, database
-from bench.drain import slices_of_this_task, summed
+from bench.drain import summed
 from bench.measure import Bar, CannotMeasure, Figure, Progress, interleaved, ratios
 from bench.side_by_side import FEW, Way, puts
 from bench.stack import PREFIX, configured
@@ -28,7 +27,7 @@ from tidings.access.projects import create_project
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
 from tidings.changestream.settings import ChangestreamSettings
-from tidings.delivery import pipeline, session
+from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
 from tidings.events.positions import START
 from tidings.settings import Settings
@@ -83,15 +82,11 @@ def _compared(
     spark: SparkSession, settings: Settings, slices: dict[str, Any], rows: int, repeats: int, progress: Progress
 ) -> Figure:
     with psycopg.connect(settings.database_url) as connection:
-        rules = pipeline.current_rules(connection)
-    if len(rules) != MANY:
-        raise CannotMeasure(f"There are {len(rules)} rules, not {MANY}.")
-    known = {"10 buckets": rules.filter(pc.less_equal(rules["rule"].cast("int64"), FEW)), "10,000 buckets": rules}
-    read = pipeline.changes(spark, os.cpu_count() or 1, slices_of_this_task)
-    plans = {way: summed(pipeline.messages(read, pipeline.rules_frame(spark, those), settings)) for way, those in known.items()}
+        moment = lanes.standing(connection).moment
+    plan = summed(pipeline.messages(pipeline.changes(spark, os.cpu_count() or 1), ["s3"], settings))
 
-    def run(way: str, plan: DataFrame) -> float:
-        todo = pipeline.Round(slices[way], Terms(budget=1, timeout=1))
+    def run(way: str) -> float:
+        todo = pipeline.Round(slices[way], moment, Terms(budget=1, timeout=1))
         spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         began = time.perf_counter()
         messages = sum(row.messages for row in plan.collect())
@@ -100,7 +95,7 @@ def _compared(
             raise CannotMeasure(f"{messages} of {rows} changes were routed with {way}.")
         return seconds
 
-    seconds = interleaved({way: partial(run, way, plan) for way, plan in plans.items()}, repeats, 2, progress)
+    seconds = interleaved({way: partial(run, way) for way in slices}, repeats, 2, progress)
     rates = ", ".join(f"{way} {rows / statistics.median(values) / 1000:.0f} k/s" for way, values in seconds.items())
     note = f"{rates}; {rows:,} changes a run, those of ten buckets with ten rules, those of all with all"
     return Figure.median("drain_10000_buckets", ratios(seconds["10 buckets"], seconds["10,000 buckets"]), _BAR, "", note)

@@ -92,10 +92,10 @@ def test_lanes_shows_each_destination(stack: Running, url: str) -> None:
         put = Caller(stack.ready).call("PUT", "/shown-by-lanes/key", b"x")
         collector.event(put.request_id)
     destination = "arn:gcp:pubsub::tidings-test:shown-by-lanes"
-    listed = json.loads(tidings("lanes", "--json", TIDINGS_DATABASE__URL=url).stdout)
+    listed = json.loads(tidings("lanes", "list", "--json", TIDINGS_DATABASE__URL=url).stdout)
     (lane,) = [lane for lane in listed if lane["destination"] == destination]
     assert (lane["state"], lane["attempts"], lane["error"]) == ("live", 0, None)
-    table = tidings("lanes", TIDINGS_DATABASE__URL=url)
+    table = tidings("lanes", "list", TIDINGS_DATABASE__URL=url)
     assert re.search(rf"{destination} +live", table.stdout)
 
 
@@ -193,9 +193,9 @@ RULE = ("--bucket", "b", "--event", "s3:ObjectCreated:*")
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [
-        (["lanes"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
+        (["lanes", "list"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
         (["serve"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
-        (["lanes"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
+        (["lanes", "list"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
         (["rules", "list"], {"TIDINGS_DATABASE__URL": ""}, ["No database", "TIDINGS_DATABASE__URL"]),
         (["rules", "plan", *RULE], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
         (["migrate"], {"TIDINGS_DATABASE__URL": NOBODY}, ["does not answer", "TIDINGS_DATABASE__URL"]),
@@ -222,11 +222,11 @@ def test_a_database_that_was_not_migrated_is_answered_with_one_sentence(url: str
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create database bare")
     bare = url.removesuffix("/tidings") + "/bare"
-    says_one_sentence(tidings("lanes", TIDINGS_DATABASE__URL=bare), "tidings migrate")
+    says_one_sentence(tidings("lanes", "list", TIDINGS_DATABASE__URL=bare), "tidings migrate")
     stream = tidings("stream", TIDINGS_DATABASE__URL=bare)
     assert (stream.returncode, "run `tidings migrate`" in stream.stderr.splitlines()[-1]) == (2, True), stream.stderr
     assert "migrations applied" in tidings("migrate", TIDINGS_DATABASE__URL=bare).stdout
-    assert "no lanes" in tidings("lanes", TIDINGS_DATABASE__URL=bare).stdout
+    assert "no lanes" in tidings("lanes", "list", TIDINGS_DATABASE__URL=bare).stdout
 
 
 @pytest.mark.parametrize("command", ["up", "demo", "stream"])

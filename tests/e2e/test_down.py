@@ -101,8 +101,8 @@ def arn(bucket: str) -> str:
 
 
 def shown_lanes(url: str) -> dict[str, dict[str, Any]]:
-    """What `tidings lanes` says of each destination."""
-    done = tidings("lanes", "--json", TIDINGS_DATABASE__URL=url)
+    """What `tidings lanes list` says of each destination."""
+    done = tidings("lanes", "list", "--json", TIDINGS_DATABASE__URL=url)
     assert done.returncode == 0, done.stderr
     return {lane["destination"]: lane for lane in json.loads(done.stdout)}
 

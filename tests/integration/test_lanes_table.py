@@ -5,10 +5,11 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tidings.delivery import lanes
+from tidings.delivery import dead_letters, lanes, overview, steering
 from tidings.delivery.catchup import Turns
-from tidings.delivery.lanes import Lane, Report, Step
-from tidings.errors import Superseded
+from tidings.delivery.lanes import Lane, Step
+from tidings.delivery.reports import Report
+from tidings.errors import OperatorError, Superseded
 from tidings.events.positions import Position
 
 FROM, TO = Position(3, 30), Position(4, 40)
@@ -18,6 +19,7 @@ FROM, TO = Position(3, 30), Position(4, 40)
 def owned(database: psycopg.Connection) -> psycopg.Connection:
     """The stream at FROM in epoch 7, and three lanes: live, ready and behind."""
     database.execute("update stream set epoch = 7, win = 3, seq = 30")
+    database.execute("insert into projects (name, public_id) values ('p', 'p')")
     for name, state, cursor in (("one", "live", (None, None)), ("two", "ready", (2, 5)), ("three", "behind", (1, 9))):
         database.execute(
             "insert into lanes (project, destination, state, win, seq, attempts) values ('p', %s, %s, %s, %s, 2)",
@@ -50,13 +52,71 @@ def test_a_round_of_another_epoch_or_place_moves_nothing(owned: psycopg.Connecti
     assert (state(owned), position(owned)) == before
 
 
-def test_a_round_moves_nothing_if_a_lane_is_not_as_it_was_read(owned: psycopg.Connection) -> None:
+def test_a_lane_that_was_paused_meanwhile_stays_where_it_is_and_the_rest_moves(owned: psycopg.Connection) -> None:
     ready = lanes.standing(owned).in_state("ready")
-    owned.execute("update lanes set state = 'behind' where id = 2")
-    before = state(owned), position(owned)
+    for lane in (1, 2):
+        steering.pause(owned, lane)
+    lanes.end_round(owned, 7, FROM, TO, ready, [Report(1, 3, Position(4, 11), error="down"), Report(2, 5)], 1.0)
+    assert position(owned) == TO
+    assert state(owned) == [(1, "paused", 3, 30, 2), (2, "paused", 2, 5, 2), (3, "behind", 1, 9, 2)]
+    for lane in (1, 2):
+        steering.resume(owned, lane)
+    assert [row[1:4] for row in state(owned)[:2]] == [("behind", 3, 30), ("behind", 2, 5)]
+
+
+def test_a_lane_skips_forward_only_and_not_past_the_stream(owned: psycopg.Connection) -> None:
+    with pytest.raises(OperatorError, match="Lane 1 is live"):
+        steering.skip(owned, 1, None, "")
+    with pytest.raises(OperatorError, match="after the stream's position"):
+        steering.skip(owned, 3, TO, "")
+    assert steering.skip(owned, 3, Position(2, 1), "broken files") == (Position(1, 9), Position(2, 1))
+    with pytest.raises(OperatorError, match="Lane 3 is behind at 2/1"):
+        steering.skip(owned, 3, Position(1, 1), "")
+    assert steering.skip(owned, 3, None, "")[1] == FROM
+    log = owned.execute("select what, from_win, from_seq, to_win, to_seq, note from lane_log order by id").fetchall()
+    assert log == [("skipped", 1, 9, 2, 1, "broken files"), ("skipped", 2, 1, 3, 30, "")]
+
+
+def test_a_lane_without_a_rule_is_closed_by_the_owner_and_that_is_written_down(owned: psycopg.Connection) -> None:
+    assert lanes.close_unused(owned, 6) == []
+    assert lanes.close_unused(owned, 7) == [1, 2, 3]
+    assert [row[1:4] for row in state(owned)] == [("closed", 3, 30), ("closed", 2, 5), ("closed", 1, 9)]
+    assert lanes.standing(owned).lanes == ()
+    assert lanes.close_unused(owned, 7) == []
+    log = owned.execute("select lane, what, from_win, to_win from lane_log order by lane").fetchall()
+    assert log == [(1, "closed", 3, 3), (2, "closed", 2, 3), (3, "closed", 1, 3)]
+
+
+def test_one_try_speaks_for_all_lanes_of_a_peer(owned: psycopg.Connection) -> None:
+    owned.execute("update lanes set state = 'behind', win = 1, seq = 9, peer = 'the same' where id in (1, 3)")
+    mine, other = (lane for lane in lanes.standing(owned).lanes if lane.peer == "the same")
+    assert lanes.end_catch_up(owned, 7, mine, Step(mine.cursor, wait=60.0, error="gone", down=True))
+    found = {lane.id: lane for lane in lanes.standing(owned).lanes}
+    assert (found[other.id].due, found[other.id].attempts) == (False, 3)
+    assert lanes.end_catch_up(owned, 7, found[mine.id], Step(TO, ready=True))
+    found = {lane.id: lane for lane in lanes.standing(owned).lanes}
+    assert (found[other.id].due, found[other.id].attempts, found[other.id].cursor) == (True, 3, other.cursor)
+
+
+def test_a_dead_letter_is_written_with_the_step_that_passes_it_or_not_at_all(owned: psycopg.Connection) -> None:
+    letter = {"win": 3, "seq": 31, "message": "c.1", "body": "{}", "attributes": {"id": "c.1"}, "label": None, "reason": "no"}
     with pytest.raises(Superseded):
-        lanes.end_round(owned, 7, FROM, TO, ready, [], 1.0)
-    assert (state(owned), position(owned)) == before
+        lanes.end_round(owned, 6, FROM, TO, [], [Report(1, 0, dead=(letter,))], 1.0)
+    assert dead_letters.listed(owned) == []
+    lanes.end_round(owned, 7, FROM, TO, [], [Report(1, 0, dead=(letter,))], 1.0)
+    [lane] = lanes.standing(owned).in_state("behind")
+    assert not lanes.end_catch_up(owned, 6, lane, Step(TO), Report(3, 0, dead=(letter,)))
+    assert lanes.end_catch_up(owned, 7, lane, Step(TO), Report(3, 0, dead=(letter, letter | {"message": "d.1"})))
+    assert [(row["lane"], row["message"], row["reason"]) for row in dead_letters.listed(owned)] == [
+        (1, "c.1", "no"),
+        (3, "c.1", "no"),
+        (3, "d.1", "no"),
+    ]
+    [first] = dead_letters.listed(owned, lane=1)
+    assert dead_letters.end(owned, [first["id"]], "discarded") == 1
+    assert dead_letters.count(owned) == 2
+    assert dead_letters.forget(owned, days=1) == 0
+    assert dead_letters.forget(owned, days=0) == 3
 
 
 def test_a_late_lane_is_due_at_once_and_a_failed_one_waits(owned: psycopg.Connection) -> None:
@@ -80,7 +140,7 @@ def test_catch_up_moves_only_the_lane_that_it_read_and_only_for_the_owner(owned:
 
 
 def test_what_a_lane_is_owed_is_counted_from_its_cursor(owned: psycopg.Connection) -> None:
-    assert [lane["owed"] for lane in lanes.listed(owned)] == [0, 0, 0]
+    assert [lane["owed"] for lane in overview.lanes(owned)] == [0, 0, 0]
 
 
 def test_nobody_waits_for_ever_behind_strangers() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
 from tidings.delivery.render import MESSAGE, render
-from tidings.delivery.route import RULE, route
+from tidings.delivery.route import ROUTED, Routes, expand, numbers_in, route
 from tidings.events.keys import encoded_if_different, form_encoded
 from tidings.events.profiles import AWS, STORJ, Profile
 from tidings.events.schema import CHANGE
@@ -50,6 +53,7 @@ def rule(**given_values: Any) -> dict[str, Any]:
     return {
         "rule": "1",
         "lane": 10,
+        "format": "s3",
         "config_json": '"MyNotificationConfig"',
         "events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"],
         "prefix": None,
@@ -57,21 +61,26 @@ def rule(**given_values: Any) -> dict[str, Any]:
     } | given_values
 
 
-def changes(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    return spark.createDataFrame([tuple(row[name] for name in CHANGE.fieldNames()) for row in rows], CHANGE)
+def routed(
+    spark: SparkSession, rows: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]], literal: bool = False
+) -> DataFrame:
+    """The changes, each where it goes by these rules: multiplied as a worker does it, then judged by Spark."""
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(CHANGE, timezone="UTC"))
+    routes = Routes()
+    routes.learn(numbers_in(batch), rules)
+    multiplied = pa.Table.from_batches([expand(batch, routes)])
+    return spark.createDataFrame(multiplied, schema=ROUTED).transform(route, literal)
 
 
-def rules(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    return spark.createDataFrame([tuple(row[name] for name in RULE.fieldNames()) for row in rows], RULE)
+def rendered(frame: DataFrame, *formats: str, profile: Profile = AWS) -> DataFrame:
+    return frame.transform(render, formats or ("s3",), Context("us-east-1", profile))
 
 
 def bodies(
     spark: SparkSession, *rows: dict[str, Any], config_json: str = '"MyNotificationConfig"', profile: Profile = AWS
 ) -> list[str]:
-    routed = changes(spark, *rows).transform(route, rules(spark, rule(config_json=config_json)))
-    return [
-        row.body for row in routed.transform(render, "s3", Context("us-east-1", profile)).orderBy("window", "seq").collect()
-    ]
+    frame = rendered(routed(spark, rows, [rule(config_json=config_json)]), profile=profile)
+    return [row.body for row in frame.orderBy("window", "seq").collect()]
 
 
 @pytest.mark.parametrize(
@@ -95,47 +104,55 @@ def test_the_record_of_the_other_profile_names_another_source(spark: SparkSessio
 
 
 def test_a_message_carries_its_lane_its_position_and_an_id_that_never_changes(spark: SparkSession) -> None:
-    routed = changes(spark, change()).transform(route, rules(spark, rule()))
-    rendered = routed.transform(render, "s3", Context("us-east-1", AWS))
-    assert rendered.schema.fieldNames() == MESSAGE.fieldNames()
+    found = rendered(routed(spark, [change()], [rule()]))
+    assert found.schema.fieldNames() == MESSAGE.fieldNames()
     expected = spark.createDataFrame([(10, 3, 255, change()["id"] + ".1")], "lane long, window long, seq long, id string")
-    assertDataFrameEqual(rendered.select("lane", "window", "seq", "id"), expected)
+    assertDataFrameEqual(found.select("lane", "window", "seq", "id"), expected)
 
 
 def test_a_change_goes_to_every_rule_that_matched_and_still_wants_it(spark: SparkSession) -> None:
-    now = rules(
-        spark,
+    now = [
         rule(),
         rule(rule="2", lane=20, prefix="photos/"),
         rule(rule="3", lane=30, prefix="edited/"),
         rule(rule="5", lane=50),
-    )
-    routed = changes(spark, change(rules="1,2,3,4")).transform(route, now)
-    assert sorted(row.lane or 0 for row in routed.select("lane").collect()) == [0, 10, 20]
+    ]
+    found = routed(spark, [change(rules="1,2,3,4")], now)
+    assert sorted(row.lane or 0 for row in found.select("lane").collect()) == [0, 10, 20]
+
+
+def test_a_rule_with_several_lanes_sends_to_each_and_one_with_none_to_nobody(spark: SparkSession) -> None:
+    now = [rule(), rule(rule="2", lane=20), rule(rule="2", lane=21), rule(rule="3", lane=None)]
+    rows = [change(seq=1, rules="1"), change(seq=2, rules="2,1"), change(seq=3, rules="3"), change(seq=4, rules="4,2")]
+    found = [(row.seq, row.rule, row.lane) for row in routed(spark, rows, now).collect()]
+    assert found == [(1, "1", 10), (2, "2", 20), (2, "2", 21), (2, "1", 10), (4, "4", None), (4, "2", 20), (4, "2", 21)]
+
+
+def test_a_format_that_the_plan_does_not_have_gives_no_body(spark: SparkSession) -> None:
+    rows = rendered(routed(spark, [change()], [rule(), rule(lane=11, format="new")])).collect()
+    assert [(row.lane, row.body is None) for row in rows] == [(10, False), (11, True)]
 
 
 def test_a_change_for_a_rule_that_is_gone_is_left_without_a_lane_and_names_its_bucket(spark: SparkSession) -> None:
-    routed = changes(spark, change(rules="4")).transform(route, rules(spark, rule()))
-    [row] = routed.transform(render, "s3", Context("us-east-1", AWS)).collect()
+    [row] = rendered(routed(spark, [change(rules="4")], [rule()])).collect()
     assert (row.lane, row.body) == (None, "50adea63-48b7-420e-b549-643fd90a5189/my-bucket")
 
 
 def test_only_the_literal_key_counts_where_the_profile_says_so(spark: SparkSession) -> None:
-    now = rules(spark, rule(prefix="a+b"), rule(rule="2", lane=20, prefix="a b"))
+    now = [rule(prefix="a+b"), rule(rule="2", lane=20, prefix="a b")]
     for literal, lanes in ((False, [10, 20]), (True, [20])):
-        routed = changes(spark, change(key="a b", rules="1,2")).transform(route, now, literal)
-        assert sorted(row.lane for row in routed.select("lane").collect()) == lanes
+        found = routed(spark, [change(key="a b", rules="1,2")], now, literal)
+        assert sorted(row.lane for row in found.select("lane").collect()) == lanes
 
 
 def test_a_rule_never_gets_a_change_that_it_did_not_match_when_it_was_written(spark: SparkSession) -> None:
-    routed = changes(spark, change(rules="2")).transform(route, rules(spark, rule(), rule(rule="2", lane=20)))
-    assert [row.lane for row in routed.select("lane").collect()] == [20]
+    found = routed(spark, [change(rules="2")], [rule(), rule(rule="2", lane=20)])
+    assert [row.lane for row in found.select("lane").collect()] == [20]
 
 
 def test_messages_of_a_key_share_a_slot_and_others_do_not(spark: SparkSession) -> None:
     rows = [change(seq=1), change(seq=2), change(seq=3, key="other"), change(seq=4, bucket="other-bucket")]
-    routed = changes(spark, *rows).transform(route, rules(spark, rule())).transform(render, "s3", Context("us-east-1", AWS))
-    slots = [row.slot for row in routed.orderBy("seq").collect()]
+    slots = [row.slot for row in rendered(routed(spark, rows, [rule()])).orderBy("seq").collect()]
     assert slots[0] == slots[1]
     assert len(set(slots)) == 3
 

@@ -28,7 +28,7 @@ def test_catch_up_stops_before_changes_whose_rules_came_after_it_looked(
         spark_database.execute("update stream set epoch = %s, win = %s, seq = %s", [EPOCH, *passed])
         look = lanes.standing
         plan = pipeline.Pipeline(spark, loaded, "test")
-        plan.use_rules(look(spark_database).rules_version, spark_database)
+        plan.learn(look(spark_database).moment, spark_database)
 
         def look_and_then_it_all_happens(connection: psycopg.Connection) -> lanes.Standing:
             """Between two statements of catch-up: a rule, a change that only it matches, and the stream's round over both."""
@@ -40,7 +40,7 @@ def test_catch_up_stops_before_changes_whose_rules_came_after_it_looked(
             return seen
 
         monkeypatch.setattr(lanes, "standing", look_and_then_it_all_happens)
-        caught_up = stream.Stream(spark, loaded)._catch_up(spark_database, plan, Owner(EPOCH, passed), slow=False)
+        caught_up = stream.Stream(spark, loaded)._catch_up(spark_database, plan, Owner(EPOCH, passed), "quick")
 
         assert caught_up
         [lane] = look(spark_database).lanes

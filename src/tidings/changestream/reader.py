@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from psycopg import sql
 
 from tidings.changestream import windows
 from tidings.db.connecting import noticing
@@ -42,9 +43,15 @@ class Slice(NamedTuple):
 
     @classmethod
     def of(
-        cls, previous: windows.Window, window: windows.Window, after: int, upto: int, rules: Sequence[int] | None = None
+        cls,
+        previous: windows.Window,
+        window: windows.Window,
+        after: int,
+        upto: int,
+        rules: Sequence[int] | None = None,
+        prefix: str = "",
     ) -> Slice:
-        """The changes with `after` < seq <= `upto`; only those that matched one of `rules`, if given."""
+        """The changes with `after` < seq <= `upto`; if given, only matches of `rules`, and keys that begin with `prefix`."""
         conditions = [
             "rules is not null",
             windows.added_by(previous),
@@ -55,10 +62,14 @@ class Slice(NamedTuple):
         if rules is not None:
             wanted = ",".join([*(str(int(rule)) for rule in rules), UNREAD])
             conditions.append(f"string_to_array(rules, ',') && '{{{wanted}}}'::text[]")
+        if prefix:
+            conditions.append(f"starts_with(key, {sql.Literal(prefix).as_string(None)})")
         return cls(window.id, " and ".join(conditions), dense=high - low < 4 * window.n + 1000)
 
 
-def slices(connection: Connection, start: Position, end: Position, rules: Sequence[int] | None = None) -> list[Slice]:
+def slices(
+    connection: Connection, start: Position, end: Position, rules: Sequence[int] | None = None, prefix: str = ""
+) -> list[Slice]:
     """What to read for (start, end], one slice for each window."""
     if end <= start:
         return []
@@ -74,7 +85,7 @@ def slices(connection: Connection, start: Position, end: Position, rules: Sequen
         if not window or not previous:
             raise ForeignPosition(f"Window {id_} is gone: the retention has passed position {start}.")
         upto = end.seq if id_ == end.window else window.hi
-        found.append(Slice.of(previous, window, after, upto, rules))
+        found.append(Slice.of(previous, window, after, upto, rules, prefix))
     return found
 
 

@@ -23,7 +23,9 @@ _BE_BRIEF = "set local lock_timeout = '200ms'"
 
 # Every cursor that may still need changes: the stream's own, and that of each lane which is not live.
 _LOWEST_CURSOR = """
-    select win, seq from (select win, seq from stream union all select win, seq from lanes where state <> 'live') as c
+    select win, seq from (
+        select win, seq from stream union all select win, seq from lanes where state not in ('live', 'closed')
+    ) as c
     order by win, seq limit 1
 """
 

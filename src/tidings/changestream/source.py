@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -25,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from tidings import settings
 from tidings.changestream import reader, windows
+from tidings.changestream.positions import bound
 from tidings.errors import OperatorError
 from tidings.events.positions import START, Position
 from tidings.events.schema import CHANGE
@@ -92,23 +92,6 @@ class RangeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
-
-
-def bound(connection: Connection, text: str | None, default: Position) -> Position:
-    """A bound as the user wrote it: a position, or the last window that was cut at or before a time."""
-    if text is None:
-        return default
-    window, slash, seq = text.partition("/")
-    if slash and window.isdigit() and seq.isdigit():
-        return Position(int(window), int(seq))
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise OperatorError(
-            f"{text!r} is neither a position such as 12/3456 nor a time such as 2026-01-31T12:00:00Z."
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return windows.at(connection, moment)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

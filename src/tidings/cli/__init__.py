@@ -8,7 +8,7 @@ import sys
 import typer
 
 from tidings import log
-from tidings.cli import access, buckets, projects, rules, running, topics, upkeep
+from tidings.cli import access, buckets, lanes, projects, rules, running, topics, upkeep
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
 
@@ -24,7 +24,6 @@ for command in (
     running.stream,
     running.migrate,
     upkeep.sweep,
-    upkeep.lanes,
     upkeep.settings,
     running.demo,
 ):
@@ -34,6 +33,7 @@ app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
+app.add_typer(lanes.app, name="lanes")
 
 
 def main() -> None:

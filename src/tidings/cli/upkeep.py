@@ -1,4 +1,4 @@
-"""Commands for those who look after it: `sweep`, `lanes`, `settings`."""
+"""Commands for those who look after it: `sweep`, `settings`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
-from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, counting, out, say
 
 
@@ -26,22 +25,6 @@ def sweep(
     done = bootstrap.sweep(settings_module.load(), min_age_minutes, adopt, counting("looked at"))
     words = f"{done.seen} blobs looked at, {done.removed} orphans and {done.expired_parts} parts of old uploads removed"
     say(as_json, {"seen": done.seen, "removed": done.removed, "expired_parts": done.expired_parts}, words)
-
-
-def lanes(as_json: AsJson = False) -> None:
-    """Show how far each destination has got."""
-    from tidings.delivery import lanes as lanes_table
-
-    with database() as connection:
-        listed = lanes_table.listed(connection)
-    if as_json:
-        out.print(json.dumps(listed, default=str))
-        return
-    table = Table("lane", "destination", "state", "cursor", "owed", "tries", "error", box=None)
-    for lane in listed:
-        cells = (lane["id"], lane["destination"], lane["state"], lane["cursor"], lane["owed"], lane["attempts"])
-        table.add_row(*map(str, cells), lane["error"] or "")
-    out.print(table if listed else "no lanes: no bucket has a notification configuration yet")
 
 
 def settings(as_json: AsJson = False) -> None:

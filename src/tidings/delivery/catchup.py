@@ -1,21 +1,26 @@
 """Catch-up: lanes that fell behind, delivered beside the stream until they are near it again.
 
 Slow lanes (their destination answers, but later than a round waits) go in a group of their own, so that nobody waits for
-them; within a group every lane has its own cursor and its own outcome.
+them, and so do replays; within a group every lane has its own cursor and its own outcome.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from psycopg import Connection
 
 from tidings.changestream import reader, windows
-from tidings.delivery import lanes
+from tidings.delivery import alerts, lanes
 from tidings.delivery.deliver import Terms
-from tidings.delivery.lanes import Lane, Report
+from tidings.delivery.lanes import Lane, Standing
 from tidings.delivery.pipeline import Pipeline, Round
+from tidings.delivery.reports import Report
+from tidings.delivery.sending import Care
+from tidings.delivery.settings import DeliverySettings
 from tidings.events.positions import Position
 from tidings.settings import Settings
 
@@ -25,16 +30,28 @@ log = logging.getLogger(__name__)
 _NEAR = 1000
 # Windows in one chunk: each is a query of its own.
 _MAX_WINDOWS = 200
+# So that lanes which failed in the same moment do not all come back in the same moment.
+_JITTER = 0.1
+# A peer may ask for patience, not for ever.
+_MOST_PATIENCE_SECONDS = 300.0
+
+Group = Literal["quick", "slow", "replay"]
 
 
-def retry_after(settings: Settings, attempts: int) -> float:
-    """The wait before the next try of a lane that has failed `attempts` times in a row."""
-    schedule = settings.delivery.retry_seconds
-    return schedule[min(attempts, len(schedule)) - 1]
+def retry_after(settings: DeliverySettings, attempts: int, asked: float = 0.0) -> float:
+    """The wait before the next try of a lane that has failed `attempts` times in a row; `asked` is what the peer wants."""
+    schedule = settings.retry_seconds
+    own = schedule[min(attempts, len(schedule)) - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)
+    return max(own, min(asked, _MOST_PATIENCE_SECONDS))
 
 
-def due(standing: lanes.Standing, slow: bool) -> list[Lane]:
-    return [lane for lane in standing.in_state("behind") if lane.due and lane.slow == slow]
+def spent(settings: DeliverySettings, attempts: int) -> bool:
+    """Whether the schedule is over: from here on it is the last wait, again and again."""
+    return attempts > len(settings.retry_seconds)
+
+
+def group_of(lane: Lane) -> Group:
+    return "replay" if lane.replay else "slow" if lane.slow else "quick"
 
 
 class Turns:
@@ -52,63 +69,88 @@ class Turns:
         self._last.update((lane.id, self._number) for lane in lanes_served)
 
 
+def due(standing: Standing, group: Group, turns: Turns) -> list[Lane]:
+    """The lanes of a group whose time has come. Of those that failed at one peer, one: it tries for all of them."""
+    behind = [lane for lane in standing.in_state("behind") if lane.due and group_of(lane) == group]
+    found = [lane for lane in behind if not lane.attempts]
+    failing: dict[str, list[Lane]] = {}
+    for lane in behind:
+        if lane.attempts:
+            failing.setdefault(lane.peer, []).append(lane)
+    return found + [turns.leader(of_peer) for of_peer in failing.values()]
+
+
 def catch_up(
     connection: Connection,
     pipeline: Pipeline,
     settings: Settings,
     epoch: int,
     stream: Position,
+    standing: Standing,
     group: Sequence[Lane],
     turns: Turns,
-) -> int:
-    """One chunk, from the leader's cursor on, for every lane of the group that it reaches; returns how many were confirmed.
+) -> list[Report]:
+    """One chunk, from the leader's cursor on, for every lane of the group that it reaches; what was done for each.
 
-    `stream` is a position of the stream from before the rules were read: a change behind it may need rules that the plan
-    does not have yet.
+    `stream` is a position of the stream from before the rules were read: a change behind it may need rules that are not
+    known yet.
     """
     leader = turns.leader(group)
-    slow, start = leader.slow, leader.cursor
-    end = min(_end(connection, start, settings.delivery.max_rows), stream)
-    served = [lane for lane in group if lane is leader or start <= lane.cursor < end]
+    start, replay = leader.cursor, leader.replay
+    rate = replay.rate if replay else settings.delivery.catch_up_rate or None
+    rows = settings.delivery.max_rows if rate is None else max(1, min(settings.delivery.max_rows, int(rate)))
+    end = min(_end(connection, start, rows), replay.until if replay else stream)
+    served = [leader] if replay else [lane for lane in group if lane is leader or start <= lane.cursor < end]
     turns.served(served)
-    seconds = settings.delivery.publish_timeout_seconds if slow else settings.delivery.budget_seconds
+    seconds = settings.delivery.publish_timeout_seconds if leader.slow else settings.delivery.budget_seconds
     terms = Terms(
         budget=seconds,
         timeout=seconds,
         starts={lane.id: lane.cursor for lane in served},
-        probing=frozenset(lane.id for lane in served if lane.attempts),
+        care={lane.id: _care(settings.delivery, lane) for lane in served if lane.attempts},
+        replays=frozenset(lane.id for lane in served if lane.replay),
     )
-    pieces = reader.slices(connection, start, end, lanes.rules_of(connection, [lane.id for lane in served]))
-    reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), terms), rows=0)}
+    wanted = replay.sources if replay else lanes.rules_of(connection, [lane.id for lane in served])
+    pieces = reader.slices(connection, start, end, wanted, replay.prefix if replay else "")
+    reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), standing.moment, terms), rows=0)}
     for lane in served:
         reached = max(end, lane.cursor)
         near = reached >= stream or windows.end_of(connection, reached, _NEAR)[0] >= stream
-        step = next_step(settings, lane, reports.get(lane.id, Report(lane.id, 0)), reached, near)
-        if lanes.end_catch_up(connection, epoch, lane, step):
-            _tell(lane, step)
-    return sum(report.sent for report in reports.values())
+        report = reports.get(lane.id, Report(lane.id, 0))
+        step = next_step(settings.delivery, lane, report, reached, near and not lane.replay, rate)
+        if lanes.end_catch_up(connection, epoch, lane, step, report):
+            _tell(settings, lane, step)
+    return list(reports.values())
 
 
-def next_step(settings: Settings, lane: Lane, report: Report, reached: Position, near: bool) -> lanes.Step:
+def _care(settings: DeliverySettings, lane: Lane) -> Care:
+    return "suspect" if spent(settings, lane.attempts) else "probe"
+
+
+def next_step(
+    settings: DeliverySettings, lane: Lane, report: Report, reached: Position, near: bool, rate: float | None = None
+) -> lanes.Step:
     """Where a chunk leaves its lane."""
+    pause = report.sent / rate if rate else None
     if report.cursor is None:
-        slow = lane.slow and report.seconds > settings.delivery.budget_seconds
-        return lanes.Step(reached, ready=near and not slow, slow=slow)
+        slow = lane.slow and report.seconds > settings.budget_seconds
+        return lanes.Step(reached, ready=near and not slow, slow=slow, wait=None if near else pause)
     cursor = max(report.cursor, lane.cursor)
     if report.late and (cursor > lane.cursor or not report.seconds):  # it is moving, or its turn did not come: go on
-        return lanes.Step(cursor, slow=lane.slow)
+        return lanes.Step(cursor, slow=lane.slow, wait=pause)
     if report.late and not lane.slow:  # it may only need more time than a round has: no alarm yet
         return lanes.Step(cursor, slow=True)
-    return lanes.Step(
-        cursor, slow=report.late, wait=retry_after(settings, lane.attempts + 1), error=report.error or "no answer"
-    )
+    wait = retry_after(settings, lane.attempts + 1, report.after)
+    return lanes.Step(cursor, slow=report.late, wait=wait, error=report.error or "no answer", down=not report.waits)
 
 
-def _tell(lane: Lane, step: lanes.Step) -> None:
+def _tell(settings: Settings, lane: Lane, step: lanes.Step) -> None:
     attempts = lane.attempts + 1
-    if step.wait is not None:
+    if step.error is not None:
         fields = {"lane": lane.id, "cursor": step.cursor, "attempts": attempts, "wait_seconds": step.wait}
-        log.warning("lane %s: try %s failed, next in %g s: %s", lane.id, attempts, step.wait, step.error, extra=fields)
+        log.warning("lane %s: try %s failed, next in %.1f s: %s", lane.id, attempts, step.wait, step.error, extra=fields)
+        if spent(settings.delivery, attempts) and not spent(settings.delivery, lane.attempts):
+            alerts.critical(settings.delivery, lane.id, lane.peer, attempts, step.error)
     elif lane.attempts:
         log.info("lane %s: its destination takes messages again", lane.id, extra={"lane": lane.id, "attempts": attempts})
 
@@ -122,3 +164,7 @@ def stream_position(connection: Connection) -> Position:
     row = connection.execute("select win, seq from stream where name = 'main'").fetchone()
     assert row is not None
     return Position(row[0], row[1])
+
+
+def sent_by(reports: Iterable[Report]) -> int:
+    return sum(report.sent for report in reports)

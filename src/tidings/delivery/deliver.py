@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BooleanType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
 from tidings.delivery import publishers
-from tidings.delivery.sending import LaneResult, Pending, send_lane
+from tidings.delivery.sending import Care, Dead, LaneResult, Pending, send_lane
 from tidings.events.messages import Message
 from tidings.events.positions import Position
 
@@ -22,21 +24,33 @@ RESULT = StructType(
     [
         StructField("lane", LongType()),
         StructField("sent", LongType()),
+        StructField("bytes", LongType()),
         StructField("window", LongType()),
         StructField("seq", LongType()),
         StructField("late", BooleanType()),
+        StructField("waits", BooleanType()),
         StructField("seconds", DoubleType()),
+        StructField("after", DoubleType()),
         StructField("error", StringType()),
+        StructField("dead", StringType()),
+        StructField("delays", ArrayType(LongType())),
+        StructField("delay", DoubleType()),
     ]
 )
-"""One row for each lane: how many messages were confirmed, the first that was not, whether only time ran out, the longest
-wait for an answer, and the destination's words. A row without a lane counts changes that no rule is there for any more, and
-has their bucket in place of the words."""
+"""One row for each lane: how many messages were confirmed and their bytes, the first that was not, whether only time ran out,
+whether it waits for somebody to act, the longest wait for an answer, how long the peer asked us to wait, and the destination's
+words; dead letters as JSON; and how long changes took from their commit: how many for each of DELAYS, and the sum in seconds.
+A row without a lane counts changes that no rule is there for any more, and has their bucket in place of the words."""
+
+DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 3600.0, 86400.0)
+"""Seconds from commit to delivered: the upper ends of the histogram's buckets. One more is for what took longer."""
+
+_NO_FORMAT = "its messages have a format that is new here"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Which lanes are served and from where, how long a delivery may take, and who tries one message before the rest."""
+    """Which lanes are served and from where, how long a delivery may take, and who is tried with what care."""
 
     budget: float
     timeout: float
@@ -44,7 +58,9 @@ class Terms:
     """Lanes that are not named below are served from here; if it is None they are not served."""
     starts: Mapping[int, Position] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
-    probing: frozenset[int] = frozenset()
+    care: Mapping[int, Care] = field(default_factory=dict)
+    replays: frozenset[int] = frozenset()
+    """Lanes whose messages are marked: they have been sent before."""
     preload: bool = False
     """Load every destination's client, although nothing is sent: for warming up."""
 
@@ -53,18 +69,20 @@ class Terms:
 
     def to_list(self) -> list[Any]:
         starts = [[lane, *start] for lane, start in self.starts.items()]
-        return [self.budget, self.timeout, self.everyone_from, starts, sorted(self.skipped), sorted(self.probing), self.preload]
+        care, lanes = list(self.care.items()), (sorted(self.skipped), sorted(self.replays))
+        return [self.budget, self.timeout, self.everyone_from, starts, care, *lanes, self.preload]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Terms:
-        budget, timeout, everyone, starts, skipped, probing, preload = values
+        budget, timeout, everyone, starts, care, skipped, replays, preload = values
         return cls(
             budget,
             timeout,
             Position(*everyone) if everyone else None,
             {lane: Position(window, seq) for lane, window, seq in starts},
             frozenset(skipped),
-            frozenset(probing),
+            dict(care),
+            frozenset(replays),
             preload,
         )
 
@@ -77,12 +95,11 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     results: dict[int, LaneResult] = {}
     orphans: Counter[str] = Counter()
     for batch in batches:
-        lanes = _by_lane(batch, terms, orphans)
+        lanes = _by_lane(batch, terms, results, orphans)
         publishers.learn(lanes)
         if deadline is None:  # the budget is for waiting on destinations, not for anything before
             deadline = time.monotonic() + terms.budget
         for lane, pending in lanes.items():
-            results.setdefault(lane, LaneResult())
             if time.monotonic() >= deadline and results[lane].undelivered is None:
                 results[lane].late = True
                 results[lane].undelivered = pending.positions[0]
@@ -92,32 +109,56 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     yield _rows(results, orphans)
 
 
-def _by_lane(batch: pa.RecordBatch, terms: Terms, orphans: Counter[str]) -> dict[int, Pending]:
+def _by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
     """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
     lanes: dict[int, Pending | None] = {}
-    columns = (batch.column(name).to_pylist() for name in ("lane", "slot", "window", "seq", "id", "body"))
-    for lane, slot, window, seq, id_, body in zip(*columns, strict=True):
+    for lane, slot, window, seq, at, id_, body, key, attributes in zip(
+        *(column.to_pylist() for column in batch.columns), strict=True
+    ):
         if lane is None:
             orphans[body] += 1
             continue
         if lane not in lanes:
             start = terms.start_of(lane)
             lanes[lane] = None if start is None else Pending(start)
+            if start is not None:
+                results.setdefault(lane, LaneResult())
         pending = lanes[lane]
-        if pending is None or (window, seq) <= pending.start:
+        if pending is None or (window, seq) <= pending.start or results[lane].undelivered is not None:
             continue
+        if body is None:  # the next plan will have it
+            _leave(results[lane], pending, Position(window, seq))
+            continue
+        beside = {"id": id_, "sequencer": f"{seq:016X}"}
+        if attributes is not None:
+            beside |= json.loads(attributes)
+        if lane in terms.replays:
+            beside["replay"] = "true"
         pending.slots.append(slot)
         pending.positions.append(Position(window, seq))
-        pending.messages.append(Message(id_, body.encode(), {"id": id_, "sequencer": f"{seq:016X}"}))
+        pending.written.append(at)
+        pending.messages.append(
+            Message(id_, body.encode(), beside, None if key is None else key.encode(), f"{slot & _64_BITS:016x}")
+        )
     return {lane: pending for lane, pending in lanes.items() if pending is not None and pending.messages}
+
+
+_64_BITS = 0xFFFFFFFFFFFFFFFF
+
+
+def _leave(result: LaneResult, pending: Pending, position: Position) -> None:
+    """Nothing of this lane from here on, and nothing of what is before it in this batch: it stays in order."""
+    first = pending.positions[0] if pending.positions else position
+    result.late, result.undelivered, result.error = True, first, _NO_FORMAT
+    pending.slots, pending.positions, pending.messages, pending.written = [], [], [], []
 
 
 async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
     async with asyncio.TaskGroup() as group:
         for lane, pending in lanes.items():
             destination = publishers.for_lane(lane)
-            probe = lane in terms.probing and results[lane].sent == 0
-            group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, probe))
+            care: Care = terms.care.get(lane, "none") if results[lane].sent == 0 else "none"
+            group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, care))
 
 
 def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBatch:
@@ -125,16 +166,41 @@ def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBat
         {
             "lane": lane,
             "sent": result.sent,
+            "bytes": result.bytes,
             "window": result.undelivered.window if result.undelivered else None,
             "seq": result.undelivered.seq if result.undelivered else None,
             "late": result.late,
+            "waits": result.waits,
             "seconds": result.seconds,
+            "after": result.after,
             "error": result.error,
+            "dead": json.dumps([_letter(dead) for dead in result.dead]) if result.dead else None,
+            **_delays(result.delays),
         }
         for lane, result in results.items()
     ]
-    rows += [{"sent": number, "late": False, "seconds": 0.0, "error": bucket} for bucket, number in orphans.items()]
+    rows += [{"sent": number, "error": bucket} for bucket, number in orphans.items()]
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+
+def _letter(dead: Dead) -> dict[str, Any]:
+    message = dead.message
+    return {
+        "win": dead.position.window,
+        "seq": dead.position.seq,
+        "message": message.id,
+        "body": message.body.decode(),
+        "attributes": message.attributes,
+        "label": None if message.key is None else message.key.decode(),
+        "reason": dead.reason,
+    }
+
+
+def _delays(seconds: list[float]) -> dict[str, Any]:
+    counts = [0] * (len(DELAYS) + 1)
+    for delay in seconds:
+        counts[bisect_left(DELAYS, delay)] += 1
+    return {"delays": counts, "delay": sum(seconds)}
 
 
 _ARROW = to_arrow_schema(RESULT)

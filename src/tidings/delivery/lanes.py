@@ -1,24 +1,38 @@
 """Lanes: the table, and the two transactions that move them.
 
-Each checks the epoch, so that a stream which was replaced moves nothing.
+Each checks the epoch, so that a stream which was replaced moves nothing. Operators move lanes too (`steering.py`): a lane that
+is not in the state in which it was read is left where it is. Its own cursor is never after what it was sent, so nothing is lost
+by that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import Connection
 from psycopg.types.json import Json
 
+from tidings.delivery import dead_letters
+from tidings.delivery.lookup import Moment
+from tidings.delivery.reports import Report
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """What a lane repeats: changes up to a position, of the rules of these numbers, with keys that begin with a prefix."""
+
+    until: Position
+    sources: tuple[int, ...]
+    prefix: str
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane that does not run with the stream: behind or ready, with a cursor of its own."""
+    """A lane that does not run with the stream, with a cursor of its own."""
 
     id: int
     state: str
@@ -26,68 +40,49 @@ class Lane:
     attempts: int
     slow: bool
     due: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a round did for one lane.
-
-    `cursor` is set where something was left undelivered, to just before the first of it; `late` if only time ran out;
-    `seconds` is the longest wait for an answer.
-    """
-
-    lane: int
-    sent: int
-    cursor: Position | None = None
-    late: bool = False
-    seconds: float = 0.0
-    error: str | None = None
-
-    @property
-    def stuck(self) -> bool:
-        """It was asked, and not one answer came in time."""
-        return self.late and self.sent == 0 and self.seconds > 0
+    peer: str = ""
+    """What may be dead behind several lanes."""
+    replay: Replay | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Which lanes are not live, and how new the rules are, seen in one snapshot."""
+    """Which lanes are not live, and which rules and lanes there are, seen in one snapshot."""
 
-    rules_version: int
+    moment: Moment
     lanes: tuple[Lane, ...]
 
     def in_state(self, state: str) -> list[Lane]:
         return [lane for lane in self.lanes if lane.state == state]
 
+    @property
+    def not_served(self) -> frozenset[int]:
+        """The lanes that a round passes by."""
+        return frozenset(lane.id for lane in self.lanes if lane.state != "ready")
+
 
 def standing(connection: Connection) -> Standing:
     rows = connection.execute(
         """
-        select v.version, l.id, l.state, l.win, l.seq, l.attempts, l.slow, coalesce(l.next_try <= now(), true)
-        from rules_version v left join lanes l on l.state <> 'live'
+        select v.version, pg_current_snapshot()::text, l.id, l.state, l.win, l.seq, l.attempts, l.slow,
+               coalesce(l.next_try <= clock_timestamp(), true), coalesce(l.peer, l.destination),
+               r.until_win, r.until_seq, r.sources, r.prefix, r.rate
+        from rules_version v
+        left join lanes l on l.state not in ('live', 'closed')
+        left join replays r on r.lane = l.id
         order by l.id
         """
     ).fetchall()
-    lanes = tuple(Lane(r[1], r[2], Position(r[3], r[4]), r[5], r[6], r[7]) for r in rows if r[1] is not None)
-    return Standing(rows[0][0], lanes)
+    lanes = tuple(
+        Lane(id_, state, Position(win, seq), attempts, slow, due, peer, _replay(*replay))
+        for _, _, id_, state, win, seq, attempts, slow, due, peer, *replay in rows
+        if id_ is not None
+    )
+    return Standing(Moment(*rows[0][:2]), lanes)
 
 
-def merge(rows: Iterable[tuple[int, int, int | None, int | None, bool, float, str | None]]) -> list[Report]:
-    """One report for each lane from the rows of all tasks: the lowest undelivered position decides."""
-    merged: dict[int, Report] = {}
-    for lane, sent, window, seq, late, seconds, error in rows:
-        cursor = Position(window, seq).just_before if window is not None and seq is not None else None
-        known = merged.get(lane, Report(lane, 0))
-        cursors = [place for place in (known.cursor, cursor) if place is not None]
-        merged[lane] = Report(
-            lane,
-            known.sent + sent,
-            min(cursors, default=None),
-            known.late or late,
-            max(known.seconds, seconds),
-            known.error or error,
-        )
-    return list(merged.values())
+def _replay(win: int | None, seq: int, sources: list[int], prefix: str | None, rate: float | None) -> Replay | None:
+    return None if win is None else Replay(Position(win, seq), tuple(sources), prefix or "", rate)
 
 
 def end_round(
@@ -104,7 +99,6 @@ def end_round(
     A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry.
     """
     failed = {report.lane: report for report in reports if report.cursor is not None}
-    rejoined = [lane.id for lane in ready if lane.id not in failed]
     behind = [
         {
             "lane": r.lane,
@@ -113,6 +107,7 @@ def end_round(
             "late": r.late,
             "slow": r.stuck,
             "error": r.error,
+            "wait": max(first_retry, r.after),
         }
         for r in failed.values()
         if r.cursor is not None
@@ -123,16 +118,16 @@ def end_round(
             with s as (update stream set win = %(end_win)s, seq = %(end_seq)s, alive_at = now()
                        where name = 'main' and epoch = %(epoch)s and (win, seq) = (%(win)s, %(seq)s) returning 1),
                  o as (select * from json_to_recordset(%(behind)s)
-                       as t(lane bigint, win bigint, seq bigint, late bool, slow bool, error text)),
+                       as t(lane bigint, win bigint, seq bigint, late bool, slow bool, error text, wait float8)),
                  f as (update lanes set state = 'behind', win = o.win, seq = o.seq, slow = o.slow, error = o.error,
                               attempts = case when o.late then attempts else attempts + 1 end,
-                              next_try = case when o.late then null else now() + make_interval(secs => %(retry)s) end,
+                              next_try = case when o.late then null else now() + make_interval(secs => o.wait) end,
                               since = now()
-                       from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready') returning 1),
+                       from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready')),
                  r as (update lanes set state = 'live', win = null, seq = null, attempts = 0, next_try = null,
                               slow = false, error = null, since = now()
-                       from s where lanes.id = any(%(rejoined)s) and lanes.state = 'ready' returning 1)
-            select (select count(*) from s), (select count(*) from f), (select count(*) from r)
+                       from s where lanes.id = any(%(rejoined)s) and lanes.state = 'ready')
+            select from s
             """,
             {
                 "epoch": epoch,
@@ -141,88 +136,130 @@ def end_round(
                 "end_win": end.window,
                 "end_seq": end.seq,
                 "behind": Json(behind),
-                "rejoined": rejoined,
-                "retry": first_retry,
+                "rejoined": [lane.id for lane in ready if lane.id not in failed],
             },
-        ).fetchone()
-        if moved != (1, len(behind), len(rejoined)):
+        ).rowcount
+        if not moved:
             raise Superseded(f"Another stream has taken over: epoch {epoch} at {start} no longer counts.")
+        for report in reports:
+            dead_letters.bury(connection, report.lane, report.dead)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where catch-up leaves a lane. `wait` is set where a try failed: the seconds until the next."""
+    """Where catch-up leaves a lane.
+
+    `wait` is set where it has to wait, in seconds; `error` where that is because a try failed. `down` if that was a sign that
+    nobody answers there: then the other lanes to the same peer need not try before.
+    """
 
     cursor: Position
     ready: bool = False
     slow: bool = False
     wait: float | None = None
     error: str | None = None
+    down: bool = False
 
 
-def end_catch_up(connection: Connection, epoch: int, lane: Lane, step: Step) -> bool:
+def end_catch_up(connection: Connection, epoch: int, lane: Lane, step: Step, report: Report | None = None) -> bool:
     """The end of a chunk for a lane that is behind. Returns whether it moved: one that is not as it was read is left alone."""
-    moved = connection.execute(
+    values = {
+        "state": "ready" if step.ready else "behind",
+        "win": step.cursor.window,
+        "seq": step.cursor.seq,
+        "slow": step.slow,
+        "error": step.error,
+        "wait": step.wait,
+        "lane": lane.id,
+        "old_win": lane.cursor.window,
+        "old_seq": lane.cursor.seq,
+        "epoch": epoch,
+        "peer": lane.peer,
+    }
+    with connection.transaction():
+        moved = connection.execute(
+            """
+            update lanes set state = %(state)s, win = %(win)s, seq = %(seq)s, slow = %(slow)s, error = %(error)s,
+                   attempts = case when %(error)s::text is null then 0 else attempts + 1 end,
+                   next_try = now() + make_interval(secs => %(wait)s::float8),
+                   since = case when %(state)s = state then since else now() end
+            where id = %(lane)s and state = 'behind' and (win, seq) = (%(old_win)s, %(old_seq)s)
+              and exists (select from stream where name = 'main' and epoch = %(epoch)s for share)
+            returning attempts
+            """,
+            values,
+        ).rowcount
+        if not moved:
+            return False
+        if report is not None:
+            dead_letters.bury(connection, lane.id, report.dead)
+        if lane.replay is not None:
+            _count_replay(connection, lane, step, report)
+        if step.down or (lane.attempts and step.error is None):
+            _tell_the_others(connection, lane, step)
+    return True
+
+
+def _tell_the_others(connection: Connection, lane: Lane, step: Step) -> None:
+    """One try speaks for all lanes that have failed at the same peer: they wait with it, and try at once when it answers."""
+    connection.execute(
         """
-        update lanes set state = %(state)s, win = %(win)s, seq = %(seq)s, slow = %(slow)s, error = %(error)s,
-               attempts = case when %(wait)s::float8 is null then 0 else attempts + 1 end,
-               next_try = now() + make_interval(secs => %(wait)s::float8),
-               since = case when %(state)s = state then since else now() end
-        where id = %(lane)s and state = 'behind' and (win, seq) = (%(old_win)s, %(old_seq)s)
-          and exists (select from stream where name = 'main' and epoch = %(epoch)s for share)
+        update lanes set next_try = now() + make_interval(secs => %(wait)s), error = coalesce(%(error)s, error),
+               attempts = greatest(attempts, %(attempts)s)
+        where state = 'behind' and attempts > 0 and id <> %(lane)s and coalesce(peer, destination) = %(peer)s
         """,
         {
-            "state": "ready" if step.ready else "behind",
-            "win": step.cursor.window,
-            "seq": step.cursor.seq,
-            "slow": step.slow,
+            "wait": (step.wait or 0.0) if step.down else 0.0,
             "error": step.error,
-            "wait": step.wait,
+            "attempts": lane.attempts + 1 if step.down else 0,
             "lane": lane.id,
-            "old_win": lane.cursor.window,
-            "old_seq": lane.cursor.seq,
-            "epoch": epoch,
+            "peer": lane.peer,
         },
-    ).rowcount
-    return moved == 1
+    )
 
 
-def listed(connection: Connection) -> list[dict[str, Any]]:
-    """Every lane, with the number of changes between its cursor and the newest window."""
-    rows = connection.execute(
-        """
-        select l.id, l.project, l.destination, l.state, coalesce(l.win, s.win), coalesce(l.seq, s.seq), l.attempts,
-               l.next_try, l.error, l.since
-        from lanes l, stream s where s.name = 'main' order by l.id
-        """
-    ).fetchall()
-    names = ("id", "project", "destination", "state", "win", "seq", "attempts", "next_try", "error", "since")
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    for lane in found:
-        cursor = Position(lane.pop("win"), lane.pop("seq"))
-        lane["cursor"] = str(cursor)
-        lane["owed"] = _owed(connection, lane["id"], cursor)
-    return found
+def _count_replay(connection: Connection, lane: Lane, step: Step, report: Report | None) -> None:
+    assert lane.replay is not None
+    over = step.cursor >= lane.replay.until
+    connection.execute(
+        "update replays set sent = sent + %s, ended_at = case when %s then now() end where lane = %s",
+        [report.sent if report else 0, over, lane.id],
+    )
+    if over:
+        connection.execute("update lanes set state = 'closed', since = now() where id = %s", [lane.id])
 
 
-def _owed(connection: Connection, lane: int, cursor: Position) -> int:
-    """How many changes the lane's rules matched between its cursor and the newest window."""
-    row = connection.execute(
-        """
-        select count(*) from changes
-        where string_to_array(rules, ',') && %(rules)s::text[]
-          and pg_visible_in_snapshot(xid, (select snapshot from windows order by id desc limit 1))
-          and not pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s - 1), '1:1:'))
-          and not (changes.seq <= %(seq)s
-                   and pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s), '1:1:')))
-        """,
-        {"rules": [str(rule) for rule in rules_of(connection, [lane])], "win": cursor.window, "seq": cursor.seq},
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+def close_unused(connection: Connection, epoch: int) -> list[int]:
+    """Close the lanes that no rule and no subscription leads to any more: what they were still owed is discarded, and noted.
+
+    In two statements: who gives such a lane a rule locks its row before, so the second sees that rule.
+    """
+    unused = (
+        "not exists (select from routes r where r.lane = l.id) and not exists (select from kept_lanes k where k.lane = l.id)"
+    )
+    with connection.transaction():
+        rows = connection.execute(
+            f"select id from lanes l where state <> 'closed' and side = 0 and {unused} order by id for update".encode()
+        ).fetchall()
+        if not rows:
+            return []
+        closed = connection.execute(
+            f"""
+            with old as (select l.id, coalesce(l.win, s.win) as win, coalesce(l.seq, s.seq) as seq, s.win as at_win,
+                                s.seq as at_seq
+                         from lanes l, stream s
+                         where l.id = any(%(lanes)s) and s.name = 'main' and s.epoch = %(epoch)s and {unused}),
+                 closed as (update lanes l set state = 'closed', win = old.win, seq = old.seq, since = now(), error = null
+                            from old where l.id = old.id)
+            insert into lane_log (lane, what, from_win, from_seq, to_win, to_seq)
+            select id, 'closed', win, seq, at_win, at_seq from old returning lane
+            """.encode(),
+            {"lanes": [row[0] for row in rows], "epoch": epoch},
+        ).fetchall()
+    return sorted(row[0] for row in closed)
 
 
 def rules_of(connection: Connection, lane_ids: Sequence[int]) -> list[int]:
-    """The rules that send to these lanes."""
-    rows = connection.execute("select rule from bucket_eventing_configs where lane = any(%s)", [list(lane_ids)]).fetchall()
+    """The numbers of the rules that send to these lanes."""
+    rows = connection.execute("select distinct source from routes where lane = any(%s)", [list(lane_ids)]).fetchall()
     return [row[0] for row in rows]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidings import plugins
-from tidings.formats import Context
+from tidings.formats import Context, Said
+
+IN_HEADERS = "+headers"
+"""At the end of a format's name: its transport has headers, in which the format may speak."""
 
 MESSAGE = StructType(
     [
@@ -15,22 +21,46 @@ MESSAGE = StructType(
         StructField("slot", LongType()),
         StructField("window", LongType()),
         StructField("seq", LongType()),
+        StructField("at", LongType()),
         StructField("id", StringType()),
         StructField("body", StringType()),
+        StructField("key", StringType()),
+        StructField("attributes", StringType()),
     ]
 )
-"""A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other. `lane` is null
-where there is no rule for it any more."""
+"""A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other. `at` is when its
+change was written, in microseconds. `lane` is null where there is no rule for it any more, `body` where its format is not among
+those of the plan."""
 
 
-def render(routed: DataFrame, format_name: str, context: Context) -> DataFrame:
+def render(routed: DataFrame, formats: Iterable[str], context: Context) -> DataFrame:
     """One message for each routed change. Without a rule there is nothing to say; the bucket is named in its place."""
-    body = plugins.load("formats", format_name).message(context).body
+    said = {name: _said(name, context) for name in formats}
+    nobody = F.when(F.col("lane").isNull(), F.concat_ws("/", "project", "bucket"))
     return routed.select(
         "lane",
         F.xxhash64("project", "bucket", "key").alias("slot"),
         "window",
         "seq",
+        F.unix_micros("at").alias("at"),
         F.concat_ws(".", "id", "rule").alias("id"),
-        F.coalesce(body, F.concat_ws("/", "project", "bucket")).alias("body"),
+        F.coalesce(_chosen(said, lambda one: one.body), nobody).alias("body"),
+        _chosen(said, lambda one: one.key).alias("key"),
+        _chosen(said, lambda one: one.attributes).alias("attributes"),
     )
+
+
+def _said(name: str, context: Context) -> Said:
+    said: Said = plugins.load("formats", name.removesuffix(IN_HEADERS)).message(
+        replace(context, binary=name.endswith(IN_HEADERS))
+    )
+    return said
+
+
+def _chosen(said: dict[str, Said], part: Callable[[Said], Column | None]) -> Column:
+    """The part of the format that a row asks for; null where that has none."""
+    chosen = F.lit(None).cast("string")
+    for name, one in said.items():
+        if (column := part(one)) is not None:
+            chosen = F.when(F.col("format") == name, column).otherwise(chosen)
+    return chosen

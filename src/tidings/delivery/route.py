@@ -1,35 +1,107 @@
-"""Which rules want a change."""
+"""Which rules want a change, and which lanes it goes to.
+
+In two steps. Where changes are read, each is multiplied by the rules that matched when it was written and by the lanes of
+each: rules are data here, so that a new rule needs no new plan. Then Spark asks again whether the rule as it is now wants the
+change (seed 000, the secondary filter).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from tidings.events.schema import CHANGE
 from tidings.rules import columns
 
-RULE = StructType(
+ROUTE = StructType(
     [
         StructField("rule", StringType()),
         StructField("lane", LongType()),
+        StructField("format", StringType()),
         StructField("config_json", StringType()),
         StructField("events", ArrayType(StringType())),
         StructField("prefix", StringType()),
         StructField("suffix", StringType()),
     ]
 )
-"""A rule as it is now."""
+"""Where a change goes: the rule as it is now, and one of its lanes. `rule` is the number that the change has."""
+
+ROUTED = StructType([*(field for field in CHANGE if field.name != "rules"), *ROUTE])
+
+_ROUTE = to_arrow_schema(ROUTE)
+_ROUTED = to_arrow_schema(ROUTED, timezone="UTC")
 
 
-def route(changes: DataFrame, rules: DataFrame, literal: bool = False) -> DataFrame:
-    """One row for each change and rule that wants it: the rules that matched when it was written, judged again as they are.
+class Routes:
+    """Routes by the number of their rule, as far as they are known."""
 
-    One that was edited since applies (seed 000, the secondary filter). One that was deleted leaves a row without a lane.
-    """
+    def __init__(self) -> None:
+        self._places: dict[str, list[int | None]] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._batch = pa.RecordBatch.from_pylist([], schema=_ROUTE)
+
+    def unknown(self, numbers: Iterable[str]) -> list[str]:
+        return [number for number in numbers if number not in self._places]
+
+    def learn(self, asked: Iterable[str], rows: Sequence[dict[str, Any]]) -> None:
+        """`rows` is all there is about the numbers that were asked for. A rule without a lane has one row without one.
+
+        A number of which nothing is known is that of a rule that was deleted: its changes keep a row, without a lane.
+        """
+        found: dict[str, list[int | None]] = {}
+        for row in rows:
+            places = found.setdefault(row["rule"], [])
+            if row["lane"] is not None:
+                places.append(len(self._rows))
+                self._rows.append(row)
+        self._places |= {number: found.get(number, [None]) for number in asked}
+        self._batch = pa.RecordBatch.from_pylist(self._rows, schema=_ROUTE)
+
+    def places(self, numbers: Sequence[str]) -> list[list[int | None]]:
+        return [self._places[number] for number in numbers]
+
+    def take(self, picked: pa.Array) -> list[pa.Array]:
+        return [column.take(picked) for column in self._batch.columns]
+
+
+def numbers_in(batch: pa.RecordBatch) -> list[str]:
+    """The numbers of all rules that the changes of a batch name."""
+    named = pc.unique(batch.column("rules")).to_pylist()
+    return list(dict.fromkeys(number for rules in named for number in rules.split(",")))
+
+
+def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
+    """One row for each change and lane, in the order of the changes."""
+    lists = pc.split_pattern(batch.column("rules"), ",")
+    parents, numbers = pc.list_parent_indices(lists), pc.list_flatten(lists)
+    encoded = numbers.dictionary_encode()
+    places = routes.places(encoded.dictionary.to_pylist())
+    if all(len(each) == 1 for each in places):
+        picked = pa.array([each[0] for each in places], pa.int32()).take(encoded.indices)
+    else:
+        several = pa.array(places, pa.list_(pa.int32())).take(encoded.indices)
+        parents, picked = parents.take(pc.list_parent_indices(several)), pc.list_flatten(several)
+    one_each = len(parents) == batch.num_rows and parents.equals(pa.array(range(batch.num_rows), parents.type))
+    kept = [
+        column if one_each else column.take(parents)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name != "rules"
+    ]
+    named = routes.take(picked)
+    if picked.null_count:  # their number is all that is left of rules that were deleted
+        own = numbers if len(numbers) == len(picked) else numbers.take(pc.list_parent_indices(several))
+        named[0] = pc.coalesce(named[0], own)
+    return pa.RecordBatch.from_arrays([*kept, *named], schema=_ROUTED)
+
+
+def route(changes: DataFrame, literal: bool = False) -> DataFrame:
+    """Drop what the rule as it is now does not want. A rule that was deleted leaves a row without a lane."""
     no_rule = F.col("lane").isNull()
-    return (
-        changes.select("*", F.explode(F.split("rules", ",")).alias("rule"))
-        .join(F.broadcast(rules), on="rule", how="left")
-        .where(no_rule | columns.matches(literal))
-        .drop("rules", "events", "prefix", "suffix")
-    )
+    return changes.where(no_rule | columns.matches(literal)).drop("events", "prefix", "suffix")

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from tidings.destinations import Destination
 from tidings.events.messages import Message, Outcome, Verdict
 from tidings.events.positions import Position
+
+MOST_DEAD = 100
+"""Dead letters of one lane in one task: they travel through the driver. A lane that has more goes on a moment later."""
+
+Care = Literal["none", "probe", "suspect"]
+"""How a lane is tried: as it comes; one message before the rest; or so that one bad message can be told from a destination
+that is down."""
+
+
+class Dead(NamedTuple):
+    """A message that no retry can help, and why."""
+
+    position: Position
+    message: Message
+    reason: str
 
 
 @dataclass
@@ -17,10 +34,17 @@ class LaneResult:
     """What became of one lane in one task."""
 
     sent: int = 0
+    bytes: int = 0
     undelivered: Position | None = None
     late: bool = False
+    waits: bool = False
+    """What failed waits for somebody to act: it is no sign that the destination is down."""
     seconds: float = 0.0
+    after: float = 0.0
     error: str | None = None
+    dead: list[Dead] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
+    """Seconds from the writing of each change to the word that its message was taken."""
 
 
 @dataclass
@@ -31,10 +55,12 @@ class Pending:
     slots: list[int] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    """When each change was written, in microseconds."""
 
 
 async def send_lane(
-    destination: Destination, pending: Pending, result: LaneResult, timeout: float, deadline: float, probe: bool = False
+    destination: Destination, pending: Pending, result: LaneResult, timeout: float, deadline: float, care: Care = "none"
 ) -> None:
     """Wave after wave: each wave holds the next message of each key, so that no key ever has two in flight.
 
@@ -43,50 +69,99 @@ async def send_lane(
     A probe sends one message first: a destination that is still down gets no storm. `deadline` is a time.monotonic().
     """
     left: Sequence[int] = range(len(pending.messages))
-    reach = 1 if probe else destination.ahead
+    reach = destination.ahead if care == "none" else 1
     while left:
         wave, later = _next_wave(left, pending.slots, reach)
         reach = destination.ahead
         timeout = min(timeout, deadline - time.monotonic())
-        if timeout <= 0:
+        if timeout <= 0 or len(result.dead) >= MOST_DEAD:
             result.late, result.undelivered = True, pending.positions[left[0]]
             return
-        began = time.monotonic()
-        outcomes = await _send_wave(destination, wave, pending.messages, timeout)
-        result.seconds = max(result.seconds, time.monotonic() - began)
-        failed = [i for i, outcome in zip(wave, outcomes, strict=True) if outcome.verdict is not Verdict.SENT]
-        result.sent += len(wave) - len(failed)
+        outcomes = await _send_wave(destination, wave, pending, result, timeout)
+        failed = [i for i in wave if outcomes[i].verdict in (Verdict.RETRY, Verdict.WAIT)]
+        if failed and care == "suspect" and outcomes[failed[0]].verdict is Verdict.RETRY:
+            other = await _another(destination, failed[0], later, pending, result, deadline)
+            if other is not None:
+                reason = f"{outcomes[failed[0]].reason} (again and again, while the destination takes other messages)"
+                _bury(pending, failed[0], result, reason)
+                later, failed = [i for i in later if i != other], []
         if failed:
-            result.undelivered = pending.positions[min(failed[0], later[0]) if later else failed[0]]
-            result.late = time.monotonic() >= deadline
-            result.error = next(outcome.reason for outcome in outcomes if outcome.verdict is not Verdict.SENT)
+            _stop(pending, result, failed, later, outcomes, deadline)
             return
-        left = later
+        left, care = later, "none"
+
+
+async def _another(
+    destination: Destination, bad: int, later: Sequence[int], pending: Pending, result: LaneResult, deadline: float
+) -> int | None:
+    """A message of another key that the destination takes while it does not take the bad one; None if there is none."""
+    other = next((i for i in later if pending.slots[i] != pending.slots[bad]), None)
+    timeout = deadline - time.monotonic()
+    if other is None or timeout <= 0:
+        return None
+    outcomes = await _send_wave(destination, [other], pending, result, timeout)
+    return other if outcomes[other].verdict is Verdict.SENT else None
+
+
+def _stop(
+    pending: Pending,
+    result: LaneResult,
+    failed: list[int],
+    later: Sequence[int],
+    outcomes: dict[int, Outcome],
+    deadline: float,
+) -> None:
+    first = outcomes[failed[0]]
+    result.undelivered = pending.positions[min(failed[0], later[0]) if later else failed[0]]
+    result.late = time.monotonic() >= deadline
+    result.waits = all(outcomes[i].verdict is Verdict.WAIT for i in failed)
+    result.after = max(outcomes[i].after or 0.0 for i in failed)
+    result.error = first.reason
+
+
+async def _send_wave(
+    destination: Destination, wave: Sequence[int], pending: Pending, result: LaneResult, timeout: float
+) -> dict[int, Outcome]:
+    """Send a wave in as many calls as the destination needs, side by side: all its keys are different."""
+    began = time.monotonic()
+    chunks = list(_chunks(wave, pending.messages, destination.max_batch, destination.max_bytes))
+    calls = [destination.send([pending.messages[i] for i in chunk], timeout) for chunk in chunks]
+    answers = await asyncio.gather(*calls)
+    result.seconds = max(result.seconds, time.monotonic() - began)
+    outcomes = {
+        i: outcome for chunk, answer in zip(chunks, answers, strict=True) for i, outcome in zip(chunk, answer, strict=True)
+    }
+    now = time.time()
+    for i, outcome in outcomes.items():
+        if outcome.verdict is Verdict.SENT:
+            result.sent += 1
+            result.bytes += len(pending.messages[i].body)
+            result.delays.append(now - pending.written[i] / 1e6)
+        elif outcome.verdict is Verdict.REJECTED:
+            _bury(pending, i, result, outcome.reason)
+    return outcomes
+
+
+def _bury(pending: Pending, i: int, result: LaneResult, reason: str) -> None:
+    result.dead.append(Dead(pending.positions[i], pending.messages[i], reason))
 
 
 def _next_wave(left: Sequence[int], slots: list[int], reach: int) -> tuple[list[int], list[int]]:
     """Split what is left into the first message of each key within `reach`, and the rest; order is kept."""
-    end = left[0] + reach
+    near = bisect_left(left, left[0] + reach)
     wave: list[int] = []
     later: list[int] = []
     taken: set[int] = set()
-    for i in left:
-        if i >= end or slots[i] in taken:
+    for i in left[:near]:
+        if slots[i] in taken:
             later.append(i)
         else:
             taken.add(slots[i])
             wave.append(i)
-    return wave, later
+    return wave, [*later, *left[near:]]
 
 
-async def _send_wave(destination: Destination, wave: list[int], messages: list[Message], timeout: float) -> list[Outcome]:
-    """Send a wave in as many calls as the destination needs, side by side: all its keys are different."""
-    chunks = _chunks(wave, messages, destination.max_batch, destination.max_bytes)
-    calls = [destination.send([messages[i] for i in chunk], timeout) for chunk in chunks]
-    return [outcome for outcomes in await asyncio.gather(*calls) for outcome in outcomes]
-
-
-def _chunks(wave: list[int], messages: list[Message], max_batch: int, max_bytes: int) -> Iterator[list[int]]:
+def _chunks(wave: Sequence[int], messages: list[Message], max_batch: int, max_bytes: int) -> Iterator[list[int]]:
     chunk: list[int] = []
     room = max_bytes
     for i in wave:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,6 +19,23 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
     retry_seconds: tuple[float, ...] = Field(
         (1, 2, 4, 8), min_length=1, description="waits between tries of a failing lane; the last one repeats"
     )
+    alert_command: tuple[str, ...] = Field(
+        (), description="a command that is run, with JSON on its stdin, when a lane's tries are spent: to call somebody"
+    )
+    catch_up_rate: float = Field(
+        0, ge=0, description="messages a second that a lane which is behind may send at most; 0 for no limit"
+    )
+    isolation: Literal["lane", "stream"] = Field(
+        "lane",
+        description="who waits for a failing record: its lane (lane), or everybody (stream), as seed 000 has it to the letter",
+    )
+    dead_letter_days: float = Field(14, gt=0, description="how long dead letters are kept")
+    archive: str = Field(
+        "",
+        description="a folder, or what Spark takes for one, for changes that a lane still needs when their retention is over;"
+        " without one they stay in the database",
+    )
+    metrics_port: int = Field(0, ge=0, le=65535, description="where the stream shows its figures; 0 for nowhere")
     publish_timeout_seconds: float = Field(10.0, gt=0, description="the longest wait for one answer of a destination")
 
 

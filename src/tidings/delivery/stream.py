@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import psycopg
 from psycopg import Connection
@@ -13,10 +14,11 @@ from pyspark.sql import SparkSession
 
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
-from tidings.delivery import catchup, lanes, ownership, session
+from tidings.delivery import alerts, catchup, dead_letters, lanes, ownership, session
 from tidings.delivery.deliver import Terms
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline, Round
+from tidings.delivery.reports import Report
 from tidings.errors import ForeignPosition, OperatorError, Superseded
 from tidings.events.positions import Position
 from tidings.settings import Settings
@@ -44,6 +46,7 @@ class Stream:
         self._rebase = rebase
         self._stop = threading.Event()
         self._turns = catchup.Turns()
+        self._over = threading.Event()
 
     def stop(self) -> None:
         self._stop.set()
@@ -75,7 +78,7 @@ class Stream:
         """Rounds in this thread, everything else beside it; the first that fails ends them all."""
         fields = {"epoch": owner.epoch, "position": owner.position}
         log.info("the stream is ours: epoch %s at position %s", owner.epoch, owner.position, extra=fields)
-        over = threading.Event()
+        self._over = over = threading.Event()
         failures: list[Exception] = []
         helpers = [
             threading.Thread(target=self._beside, args=(over, failures, owner, job, every), name=job.__name__, daemon=True)
@@ -83,6 +86,7 @@ class Stream:
                 (self._show_sign_of_life, ownership.SIGN_OF_LIFE_SECONDS),
                 (self._catch_up_quick, _CATCH_UP_POLL_SECONDS),
                 (self._catch_up_slow, _CATCH_UP_POLL_SECONDS),
+                (self._replay, _CATCH_UP_POLL_SECONDS),
                 (self._upkeep, _UPKEEP_SECONDS),
             )
         ]
@@ -127,7 +131,7 @@ class Stream:
         end, rows = windows.end_of(connection, start, most) if newest.end > start else (start, 0)
         standing = lanes.standing(connection)
         ready = standing.in_state("ready")
-        pipeline.use_rules(standing.rules_version, connection)  # also while idle: no event waits for a new plan
+        pipeline.learn(standing.moment, connection)  # also while idle: no event waits for a new plan
         if end == start and not ready:
             return None
         pieces = reader.slices(connection, start, end)
@@ -139,18 +143,51 @@ class Stream:
             timeout=self._settings.delivery.budget_seconds,
             everyone_from=start,
             starts={lane.id: lane.cursor for lane in ready},
-            skipped=frozenset(lane.id for lane in standing.in_state("behind")),
+            skipped=standing.not_served,
         )
-        reports = pipeline.run(Round(tuple(pieces), terms), rows)
-        first_retry = self._settings.delivery.retry_seconds[0]
-        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry)
+        reports = pipeline.run(Round(tuple(pieces), standing.moment, terms), rows)
+        if self._settings.delivery.isolation == "stream":
+            reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
+        lanes.end_round(connection, epoch, start, end, ready, reports, catchup.retry_after(self._settings.delivery, 1))
         for report in reports:
-            if report.cursor is not None:
-                level = logging.INFO if report.late else logging.WARNING
-                fields = {"lane": report.lane, "cursor": report.cursor, "late": report.late}
-                why = report.error or "slow"
-                log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, why, extra=fields)
+            _tell(report)
         return end, rows
+
+    def _wait_for_all(
+        self, connection: Connection, pipeline: Pipeline, end: Position, standing: lanes.Standing, reports: list[Report]
+    ) -> tuple[list[Report], Position]:
+        """Seed 000 to the letter: at the first record that fails everybody waits until it is taken; then the stream goes on.
+
+        What was sent of later records is sent again. Lanes that have a cursor of their own are not waited for.
+        """
+        settings, own = self._settings.delivery, {lane.id for lane in standing.lanes}
+        failed = {r.lane: r for r in reports if r.cursor is not None and r.lane not in own}
+        if not failed:
+            return reports, end
+        before = min(report.cursor for report in failed.values() if report.cursor is not None)
+        record = Position(before.window, before.seq + 1)
+        seconds = settings.publish_timeout_seconds
+        terms = Terms(seconds, seconds, everyone_from=before, skipped=frozenset(own), care=dict.fromkeys(failed, "probe"))
+        todo = Round(tuple(reader.slices(connection, before, record)), standing.moment, terms)
+        attempts = 0
+        while failed:
+            attempts += 1
+            first = next(iter(failed.values()))
+            wait = catchup.retry_after(settings, attempts, first.after)
+            fields = {"lane": first.lane, "position": record, "attempts": attempts, "wait_seconds": wait}
+            error = first.error or "no answer"
+            log.warning(
+                "everybody waits at %s for lane %s, next try in %.1f s: %s", record, first.lane, wait, error, extra=fields
+            )
+            if attempts == len(settings.retry_seconds) + 1:
+                alerts.critical(settings, first.lane, str(record), attempts, error)
+            if self._stop.wait(wait) or self._over.is_set():
+                raise Superseded(f"Stopped while waiting at {record}.")
+            again = pipeline.run(todo, rows=0)
+            failed = {report.lane: report for report in again if report.cursor is not None}
+        kept = [replace(r, dead=tuple(d for d in r.dead if (d["win"], d["seq"]) <= record)) for r in reports]
+        passed = [r if r.lane in own else replace(r, cursor=None) for r in kept]
+        return [*passed, *(replace(r, sent=0) for r in again if r.dead)], record
 
     def _beside(
         self,
@@ -177,30 +214,47 @@ class Stream:
         return False
 
     def _catch_up_quick(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
-        return self._catch_up(connection, pipeline, owner, slow=False)
+        return self._catch_up(connection, pipeline, owner, "quick")
 
     def _catch_up_slow(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
-        return self._catch_up(connection, pipeline, owner, slow=True)
+        return self._catch_up(connection, pipeline, owner, "slow")
 
-    def _catch_up(self, connection: Connection, pipeline: Pipeline, owner: Owner, slow: bool) -> bool:
+    def _replay(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
+        return self._catch_up(connection, pipeline, owner, "replay")
+
+    def _catch_up(self, connection: Connection, pipeline: Pipeline, owner: Owner, group: catchup.Group) -> bool:
         position = catchup.stream_position(connection)  # before the rules, as a round fixes its end before them
         standing = lanes.standing(connection)
-        group = catchup.due(standing, slow)
-        if not group:
+        due = catchup.due(standing, group, self._turns)
+        if not due:
             return False
-        pipeline.use_rules(standing.rules_version, connection)
-        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, position, group, self._turns)
+        pipeline.learn(standing.moment, connection)
+        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns)
         return True
 
-    def _upkeep(self, connection: Connection, _pipeline: Pipeline, _owner: Owner) -> bool:
+    def _upkeep(self, connection: Connection, _pipeline: Pipeline, owner: Owner) -> bool:
         try:
             keep_up(connection, self._settings.changestream)
+            for lane in lanes.close_unused(connection, owner.epoch):
+                log.info("lane %s: no rule leads to it any more; closed", lane, extra={"lane": lane})
+            dead_letters.forget(connection, self._settings.delivery.dead_letter_days)
         except psycopg.Error as error:
             if connection.closed:
                 raise
             # delivery does not depend on it: say so, and try again later
             log.error("upkeep of the change stream failed: %s", _first_line(error))
         return False
+
+
+def _tell(report: Report) -> None:
+    fields = {"lane": report.lane, "cursor": report.cursor, "late": report.late}
+    if report.cursor is not None:
+        level = logging.INFO if report.late else logging.WARNING
+        why = report.error or "slow"
+        log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, why, extra=fields)
+    for letter in report.dead:
+        fields = {"lane": report.lane, "message_id": letter["message"]}
+        log.warning("lane %s: a dead letter: %s", report.lane, letter["reason"], extra=fields)
 
 
 def _first_line(error: Exception) -> str:

@@ -153,6 +153,11 @@ def from_name(name: str) -> Address:
     return PubSubTopic.from_name(name) if name.startswith("projects/") else parse(name)
 
 
+def fans_out(address: Address) -> bool:
+    """Whether it is a topic of ours: what is sent there goes to each of its subscriptions, over a lane of its own."""
+    return isinstance(address, SnsTopic) and not address.account.isdigit()
+
+
 def _check_aws(arn: str, region: str, account: str, resource: object) -> None:
     if not _REGION.fullmatch(region) or not _ACCOUNT.fullmatch(account) or not resource:
         raise _unparsable(arn)

@@ -12,11 +12,11 @@ from tidings.errors import OperatorError
 _ONLY = "(%(project)s::text is null or %(project)s in (p.name, p.public_id))"
 
 _LISTED = f"""
-select p.name, c.bucket_name, c.config_id, l.destination, c.events,
-       coalesce(c.filter_prefix, ''), coalesce(c.filter_suffix, ''), l.id, l.state
+select p.name, c.bucket_name, c.config_id, coalesce(l.destination, c.topic_name), c.events,
+       coalesce(c.filter_prefix, ''), coalesce(c.filter_suffix, ''), l.id, coalesce(l.state, 'fans out')
 from bucket_eventing_configs c
 join projects p on p.id = c.project_id
-join lanes l on l.id = c.lane
+left join lanes l on l.id = c.lane
 where {_ONLY} and (%(bucket)s::text is null or c.bucket_name = %(bucket)s)
 order by p.name, c.bucket_name, c.rule
 """
@@ -40,7 +40,8 @@ class Listed:
     events: list[str]
     prefix: str
     suffix: str
-    lane: int
+    lane: int | None
+    """None for a topic of ours: each of its subscriptions has one."""
     state: str
 
 

@@ -69,11 +69,17 @@ returning b.id, b.config
 """
 
 # In one order for everybody: two PUTs that make the same lanes must not wait for each other in a circle.
-# A lane that exists is left alone: its row belongs to delivery.
+# A lane that exists is locked, so that delivery does not close it under us, and opened again if it was closed; else it is left
+# alone, for its row belongs to delivery.
 _LANES = """
-insert into lanes (project, destination)
+insert into lanes as l (project, destination)
 select %(project)s, destination from unnest(%(destinations)s::text[]) destination order by destination
-on conflict (project, destination) do nothing
+on conflict (project, destination, side) do update
+    set state = case l.state when 'closed' then 'live' else l.state end,
+        win = case l.state when 'closed' then null else l.win end,
+        seq = case l.state when 'closed' then null else l.seq end,
+        xid = case l.state when 'closed' then excluded.xid else l.xid end,
+        since = case l.state when 'closed' then now() else l.since end
 """
 
 # What the new rules do not name, and what has another topic now: see above why that is not an update.
@@ -89,7 +95,8 @@ insert into bucket_eventing_configs
     (project_id, bucket_name, config_id, topic_name, events, filter_prefix, filter_suffix, lane, since)
 select p.id, %(bucket)s, %(id)s, %(topic)s, %(events)s::text[], nullif(%(prefix)s, ''), nullif(%(suffix)s, ''), l.id,
        %(config)s
-from projects p join lanes l on l.project = p.public_id and l.destination = %(destination)s
+from projects p
+left join lanes l on l.project = p.public_id and l.destination = %(destination)s and l.side = 0 and not %(fans_out)s
 where p.public_id = %(project)s
 on conflict (project_id, bucket_name, config_id) do update
     set events = excluded.events, filter_prefix = excluded.filter_prefix, filter_suffix = excluded.filter_suffix,
@@ -147,7 +154,8 @@ async def replace(
         found_id, config = row
         if expected is not None and _etag(found_id, config - 1) not in expected:
             raise changed_meanwhile()
-        await cursor.execute(_LANES, {**where, "destinations": list({rule.destination.arn: None for rule in rules})})
+        arns = list({rule.destination.arn: None for rule in rules if not arn.fans_out(rule.destination)})
+        await cursor.execute(_LANES, {**where, "destinations": arns})
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.destination.name for rule in rules]}
         await cursor.execute(_DELETE, {**where, **kept})
         await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])
@@ -189,6 +197,7 @@ def _row(rule: Rule) -> dict[str, Any]:
         "id": rule.config_id,
         "topic": rule.destination.name,
         "destination": rule.destination.arn,
+        "fans_out": arn.fans_out(rule.destination),
         "events": list(rule.events),
         "prefix": rule.filter.prefix,
         "suffix": rule.filter.suffix,

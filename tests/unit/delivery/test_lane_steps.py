@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from tidings.delivery.catchup import next_step, retry_after
-from tidings.delivery.lanes import Lane, Report, Step, merge
+from tidings.delivery.catchup import Turns, due, next_step, retry_after
+from tidings.delivery.deliver import RESULT
+from tidings.delivery.lanes import Lane, Standing, Step
+from tidings.delivery.lookup import Moment
+from tidings.delivery.reports import Report, merge
 from tidings.events.positions import Position
 from tidings.settings import Settings
 
-SETTINGS = Settings()
+SETTINGS = Settings().delivery
 CURSOR, REACHED = Position(3, 10), Position(5, 99)
 
 
@@ -19,7 +26,10 @@ def lane(attempts: int = 0, slow: bool = False) -> Lane:
 
 @pytest.mark.parametrize(("attempts", "seconds"), [(1, 1), (2, 2), (3, 4), (4, 8), (5, 8), (50, 8)])
 def test_waits_are_1_2_4_8_and_then_8_for_ever(attempts: int, seconds: float) -> None:
-    assert retry_after(SETTINGS, attempts) == seconds
+    for _ in range(20):
+        assert retry_after(SETTINGS, attempts) == pytest.approx(seconds, rel=0.1)
+    assert retry_after(SETTINGS, attempts, asked=60.0) == 60.0
+    assert retry_after(SETTINGS, attempts, asked=1e9) == 300.0, "nobody is waited for for ever"
 
 
 def test_a_chunk_that_arrived_moves_the_cursor() -> None:
@@ -55,14 +65,41 @@ def test_a_lane_whose_turn_did_not_come_is_not_slow() -> None:
 def test_no_answer_at_all_is_first_taken_for_slowness_then_for_failure() -> None:
     report = Report(1, 0, CURSOR, late=True, seconds=1.0)
     assert next_step(SETTINGS, lane(), report, REACHED, near=False) == Step(CURSOR, slow=True)
-    assert next_step(SETTINGS, lane(1, slow=True), report, REACHED, near=False) == Step(
-        CURSOR, slow=True, wait=2, error="no answer"
-    )
+    step = next_step(SETTINGS, lane(1, slow=True), report, REACHED, near=False)
+    assert step == Step(CURSOR, slow=True, wait=step.wait, error="no answer", down=True)
+    assert step.wait == pytest.approx(2, rel=0.1)
 
 
 def test_a_refusal_waits_for_the_next_try() -> None:
     report = Report(1, 2, Position(4, 1), error="NOT_FOUND: no topic")
-    assert next_step(SETTINGS, lane(), report, REACHED, near=True) == Step(Position(4, 1), wait=1, error="NOT_FOUND: no topic")
+    step = next_step(SETTINGS, lane(), report, REACHED, near=True)
+    assert step == Step(Position(4, 1), wait=step.wait, error="NOT_FOUND: no topic", down=True)
+    assert step.wait == pytest.approx(1, rel=0.1)
+
+
+def test_what_waits_for_a_permission_says_nothing_about_its_neighbours() -> None:
+    report = Report(1, 0, CURSOR, error="PERMISSION_DENIED", waits=True)
+    assert not next_step(SETTINGS, lane(), report, REACHED, near=False).down
+
+
+def test_a_rate_is_kept_by_waiting_after_a_chunk() -> None:
+    step = next_step(SETTINGS, lane(), Report(1, 50), REACHED, near=False, rate=100.0)
+    assert step == Step(REACHED, wait=0.5)
+
+
+def behind(id_: int, attempts: int, peer: str = "a") -> Lane:
+    return Lane(id_, "behind", CURSOR, attempts, slow=False, due=True, peer=peer)
+
+
+def test_one_lane_tries_for_all_that_failed_at_the_same_peer() -> None:
+    turns = Turns()
+    standing = Standing(Moment(1, "1:1:"), (behind(1, 2), behind(2, 2), behind(3, 0), behind(4, 1, "b"), behind(5, 2)))
+    tried = []
+    for _ in range(3):
+        group = due(standing, "quick", turns)
+        turns.served(group)
+        tried.append([lane.id for lane in group])
+    assert tried == [[3, 1, 4], [3, 2, 4], [3, 5, 4]], "and each of them in its turn"
 
 
 def test_a_cursor_never_goes_back() -> None:
@@ -72,9 +109,24 @@ def test_a_cursor_never_goes_back() -> None:
 
 def test_the_lowest_undelivered_position_of_all_tasks_decides() -> None:
     rows = [
-        (1, 5, 7, 20, False, 0.2, "first"),
-        (1, 3, 6, 90, True, 0.1, None),
-        (2, 4, None, None, False, 0.3, None),
-        (1, 2, None, None, False, 0.9, None),
+        row(1, 5, window=7, seq=20, seconds=0.2, error="first", delays=[1, 2], delay=0.5),
+        row(1, 3, window=6, seq=90, late=True, seconds=0.1, delays=[1, 0], delay=0.25),
+        row(2, 4, seconds=0.3),
+        row(1, 2, seconds=0.9, after=7.0),
     ]
-    assert merge(rows) == [Report(1, 10, Position(6, 89), True, 0.9, "first"), Report(2, 4, None, False, 0.3, None)]
+    assert merge(rows) == [
+        Report(1, 10, Position(6, 89), True, 0.9, "first", after=7.0, delays=(2, 2), delay=0.75),
+        Report(2, 4, None, False, 0.3, None, delays=(0, 0)),
+    ]
+
+
+def test_a_letter_behind_the_cursor_is_not_dead_yet() -> None:
+    letters = json.dumps([{"win": 3, "seq": 10}, {"win": 6, "seq": 89}, {"win": 6, "seq": 91}])
+    [report] = merge([row(1, 0, dead=letters), row(1, 0, window=6, seq=90)])
+    assert [letter["seq"] for letter in report.dead] == [10, 89]
+
+
+def row(lane_id: int, sent: int, **values: Any) -> Any:
+    nothing = dict.fromkeys(RESULT.fieldNames()) | {"bytes": 0, "late": False, "waits": False, "seconds": 0.0, "after": 0.0}
+    nothing |= {"delays": [0, 0], "delay": 0.0}
+    return SimpleNamespace(**(nothing | {"lane": lane_id, "sent": sent} | values))

@@ -8,23 +8,25 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.delivery.sending import LaneResult, Pending, send_lane
+from tidings.delivery.sending import MOST_DEAD, Care, LaneResult, Pending, send_lane
 from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.events.positions import START, Position
 from tidings.testing import MemoryDestination
 
+REFUSED = Outcome(Verdict.REJECTED, "INVALID_ARGUMENT: no")
+WAITS = Outcome(Verdict.WAIT, "PERMISSION_DENIED: ask for it")
 FAILED = Outcome(Verdict.RETRY, "UNAVAILABLE: try later")
 
 
 def pending(slots: list[int]) -> Pending:
     """Message i has slot `slots[i]` and position (1, i + 1)."""
     messages = [Message(str(i), b"x" * 10) for i in range(len(slots))]
-    return Pending(START, slots, [Position(1, i + 1) for i in range(len(slots))], messages)
+    return Pending(START, slots, [Position(1, i + 1) for i in range(len(slots))], messages, [0] * len(slots))
 
 
-def send(destination: MemoryDestination, todo: Pending, budget: float = 5.0, probe: bool = False) -> LaneResult:
+def send(destination: MemoryDestination, todo: Pending, budget: float = 5.0, care: Care = "none") -> LaneResult:
     result = LaneResult()
-    asyncio.run(send_lane(destination, todo, result, budget, time.monotonic() + budget, probe))
+    asyncio.run(send_lane(destination, todo, result, budget, time.monotonic() + budget, care))
     return result
 
 
@@ -42,13 +44,13 @@ def test_two_messages_of_a_key_are_never_in_one_call() -> None:
 
 def test_a_probe_sends_one_message_before_the_rest() -> None:
     destination = MemoryDestination()
-    send(destination, pending([1, 2, 3]), probe=True)
+    send(destination, pending([1, 2, 3]), care="probe")
     assert [len(call) for call in destination.calls] == [1, 2]
 
 
 def test_a_probe_that_fails_sends_nothing_else() -> None:
     destination = MemoryDestination(lambda _: FAILED)
-    result = send(destination, pending([1, 2, 3]), probe=True)
+    result = send(destination, pending([1, 2, 3]), care="probe")
     assert (len(destination.calls), result.undelivered, result.error) == (1, Position(1, 1), FAILED.reason)
 
 
@@ -60,12 +62,54 @@ def test_a_slow_destination_is_late_and_not_failed_for_good() -> None:
 def test_a_key_with_many_changes_does_not_let_the_others_run_ahead() -> None:
     """Whatever is sent beyond the first message that is left is sent again when time runs out: one call's worth at most."""
     destination = MemoryDestination(delay=0.02)
-    destination.max_batch = 50
+    destination.max_batch = destination.ahead = 50
     result = send(destination, pending([0] * 100 + list(range(1, 1001))), budget=0.2)
     assert result.late
     assert result.undelivered is not None
     ahead = [message for message in destination.received if int(message.id) >= result.undelivered.seq]
     assert len(ahead) <= 50
+
+
+def test_a_refused_message_is_a_dead_letter_and_the_rest_goes_on() -> None:
+    destination = MemoryDestination(lambda message: REFUSED if message.id == "1" else SENT)
+    result = send(destination, pending([1, 2, 3, 2]))
+    assert (result.sent, result.undelivered) == (3, None)
+    assert [(dead.position, dead.message.id, dead.reason) for dead in result.dead] == [(Position(1, 2), "1", REFUSED.reason)]
+
+
+def test_a_lane_with_nothing_but_refusals_goes_on_later() -> None:
+    result = send(MemoryDestination(lambda _: REFUSED), pending([7] * 300))
+    assert (len(result.dead), result.late, result.undelivered) == (MOST_DEAD, True, Position(1, MOST_DEAD + 1))
+
+
+def test_a_message_that_alone_fails_is_a_dead_letter_once_its_tries_are_spent() -> None:
+    destination = MemoryDestination(lambda message: FAILED if message.id == "0" else SENT)
+    todo = pending([1, 1, 2, 3])
+    assert send(destination, todo, care="probe").undelivered == Position(1, 1)
+    assert not destination.received
+    result = send(destination, todo, care="suspect")
+    assert (result.undelivered, result.sent) == (None, 3)
+    [dead] = result.dead
+    assert (dead.message.id, FAILED.reason in dead.reason) == ("0", True)
+    assert [message.id for message in destination.received] == ["2", "1", "3"]
+
+
+def test_where_nothing_else_is_taken_it_is_the_destination_and_no_letter_dies() -> None:
+    result = send(MemoryDestination(lambda _: FAILED), pending([1, 2, 3]), care="suspect")
+    assert (result.dead, result.undelivered, result.waits) == ([], Position(1, 1), False)
+    alone = send(MemoryDestination(lambda message: FAILED if message.id == "0" else SENT), pending([1, 1]), care="suspect")
+    assert (alone.dead, alone.undelivered) == ([], Position(1, 1)), "of another key there is none, so nobody can tell"
+
+
+def test_a_message_that_waits_for_a_permission_is_never_a_dead_letter() -> None:
+    destination = MemoryDestination(lambda message: WAITS if message.id == "0" else SENT)
+    result = send(destination, pending([1, 2]), care="suspect")
+    assert (result.dead, result.undelivered, result.waits) == ([], Position(1, 1), True)
+
+
+def test_the_peer_s_own_wish_to_wait_is_kept() -> None:
+    result = send(MemoryDestination(lambda _: Outcome(Verdict.RETRY, "429", after=30.0)), pending([1, 2]))
+    assert result.after == 30.0
 
 
 def test_no_call_is_larger_than_the_destination_allows() -> None:
@@ -79,7 +123,7 @@ def test_no_call_is_larger_than_the_destination_allows() -> None:
 @given(st.lists(st.integers(0, 4), max_size=40), st.sets(st.integers(0, 39)))
 def test_whatever_fails_keys_stay_in_order_and_nothing_before_the_cursor_is_missing(slots: list[int], bad: set[int]) -> None:
     destination = MemoryDestination(lambda message: FAILED if int(message.id) in bad else SENT)
-    destination.max_batch = 3
+    destination.max_batch = destination.ahead = 3
     result = send(destination, pending(slots))
     arrived = [int(message.id) for message in destination.received]
     for slot in set(slots):

@@ -1,0 +1,98 @@
+"""What a worker process looks up: where changes go, as it was when the round began. Kept until the rules change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+from psycopg import Connection
+from psycopg.rows import dict_row
+
+from tidings import settings as settings_module
+from tidings.db.connecting import noticing
+from tidings.delivery.render import IN_HEADERS
+from tidings.delivery.route import Routes, expand, numbers_in
+from tidings.settings import Settings
+
+DEFAULT_FORMAT = "s3"
+DEFAULT_FORMATS = {"kafka": "cos"}
+"""By the kind of destination, where that has one of its own."""
+
+# A lane that was made after the round began is none of its business: who made it has seen to where it begins.
+_ROUTES = """
+select n.number::text as rule, l.id as lane, c.config_id, c.events, c.filter_prefix as prefix, c.filter_suffix as suffix,
+       split_part(l.destination, ':', 3) as service, l.project, f.format, f.headers
+from unnest(%(numbers)s::bigint[]) as n(number)
+join (select source, rule, lane from routes union all select rule, rule, null from bucket_eventing_configs where lane is null) r
+    on r.source = n.number
+join bucket_eventing_configs c on c.rule = r.rule
+left join lanes l on l.id = r.lane and pg_visible_in_snapshot(l.xid, %(snapshot)s::pg_snapshot)
+left join lane_formats f on f.lane = l.id
+order by n.number, l.id
+"""
+
+_IN_USE = """
+select distinct split_part(l.destination, ':', 3), f.format, f.headers
+from lanes l join lane_formats f on f.lane = l.id where l.state <> 'closed'
+"""
+
+
+class Moment(NamedTuple):
+    """Which rules and lanes a round knows: their version, and a snapshot in which they are all visible."""
+
+    version: int
+    snapshot: str
+
+
+_kept: tuple[int, Routes] = (-1, Routes())
+
+
+def routed(batch: pa.RecordBatch, moment: Moment) -> pa.RecordBatch:
+    """The changes of a batch, each with the rules and lanes that it goes to."""
+    global _kept
+    if _kept[0] != moment.version:
+        _kept = (moment.version, Routes())
+    routes = _kept[1]
+    if unknown := routes.unknown(numbers_in(batch)):
+        settings = settings_module.load()
+        with psycopg.connect(noticing(settings.database_url)) as connection:
+            routes.learn(unknown, found(connection, unknown, moment, settings))
+    return expand(batch, routes)
+
+
+def found(connection: Connection, numbers: Iterable[str], moment: Moment, settings: Settings) -> list[dict[str, Any]]:
+    """Everything about these rules: a row for each lane, or one without a lane."""
+    asked = {"numbers": [int(number) for number in numbers], "snapshot": moment.snapshot}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_ROUTES, asked).fetchall()
+    return [_row(row, settings) for row in rows]
+
+
+def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    format_ = row["format"] or default_format(row["service"], row["project"], settings)
+    return {
+        "rule": row["rule"],
+        "lane": row["lane"],
+        "format": format_ + IN_HEADERS if row["headers"] else format_,
+        "config_json": json.dumps(row["config_id"], ensure_ascii=False),
+        "events": row["events"],
+        "prefix": row["prefix"],
+        "suffix": row["suffix"],
+    }
+
+
+def default_format(service: str | None, project: str | None, settings: Settings) -> str:  # noqa: ARG001
+    """What a lane's messages say where nobody has chosen."""
+    return DEFAULT_FORMATS.get(service or "", DEFAULT_FORMAT)
+
+
+def formats_in_use(connection: Connection, settings: Settings) -> list[str]:
+    """Every format that a lane may ask for now."""
+    names = {
+        (format_ or default_format(service, None, settings)) + (IN_HEADERS if headers else "")
+        for service, format_, headers in connection.execute(_IN_USE).fetchall()
+    }
+    return sorted(names | {DEFAULT_FORMAT})
