@@ -7,20 +7,23 @@ import atexit
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TypeVar
 
 import psycopg
 from psycopg import Connection
+from pyspark.sql import SparkSession
 
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
 from tidings.db.pool import Pool, make_pool
-from tidings.delivery import plan, session
+from tidings.delivery import archive, plan, session
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline
-from tidings.delivery.progress import Progress
+from tidings.delivery.progress import Progress, told
+from tidings.delivery.reports import Report
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
 from tidings.rules.draft import Draft
@@ -41,7 +44,7 @@ T = TypeVar("T")
 ChangeRules = Callable[[Sequence[Rule]], list[Rule]]
 _CHANGE_TRIES = 5
 
-_PLAN_MEMORY = "512m"
+_SMALL_MEMORY = "512m"
 
 
 def connect(settings: Settings) -> Connection:
@@ -78,13 +81,35 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
 def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
     """Start Spark for one job over the history, small enough to have room beside a stream."""
     literal = settings.bucket_eventing.dialect.literal_filters
-    small = settings.spark.model_copy(update={"driver_memory": _PLAN_MEMORY})
+    return _with_small_spark(settings, lambda spark: plan.run(spark, draft, pieces, progress, literal))
+
+
+def _with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+    small = settings.spark.model_copy(update={"driver_memory": _SMALL_MEMORY})
     with session.hushed():
         spark = session.aside(lambda: session.start(settings.model_copy(update={"spark": small}), on_top=0))
     try:
-        return session.aside(lambda: plan.run(spark, draft, pieces, progress, literal))
+        return session.aside(lambda: work(spark))
     finally:
         spark.stop()
+
+
+def redrive_archive(settings: Settings, range_: int, progress: Progress | None) -> int:
+    """Send an archived range again, with a Spark of its own; returns how many messages were taken."""
+    with connect(settings) as connection:
+        archive.find(connection, range_)
+        report = _with_small_spark(settings, lambda spark: _told(spark, progress, connection, settings, range_))
+        connection.commit()
+    if report.cursor is not None:
+        raise OperatorError(
+            f"{report.sent} messages were sent, then: {report.error or 'no answer'}. Try again: ids stay the same."
+        )
+    return report.sent
+
+
+def _told(spark: SparkSession, progress: Progress | None, connection: Connection, settings: Settings, range_: int) -> Report:
+    with told(spark, "send an archived range", progress) if progress else nullcontext():
+        return archive.send(connection, spark, settings, range_)
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:

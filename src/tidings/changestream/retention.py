@@ -98,13 +98,17 @@ def _overlaps(connection: Connection, start: datetime, end: datetime) -> bool:
     return any(first < end and start < last for first, last in made)
 
 
+def expired(connection: Connection, settings: ChangestreamSettings, now: datetime) -> list[tuple[str, datetime]]:
+    """The partitions that are wholly older than the retention, and when the time of each was over."""
+    limit = now - timedelta(hours=settings.retention_hours)
+    return [(name, held[1]) for name in partitions(connection) if (held := bounds(name)) and held[1] <= limit]
+
+
 def drop_expired(connection: Connection, settings: ChangestreamSettings, now: datetime) -> list[str]:
     """Drop every partition that is wholly older than the retention and wholly before the lowest cursor."""
-    limit = now - timedelta(hours=settings.retention_hours)
-    expired = [name for name in partitions(connection) if (held := bounds(name)) and held[1] <= limit]
-    dropped = [name for name in expired if _drop(connection, name)]
+    dropped = [name for name, _ in expired(connection, settings, now) if _drop(connection, name)]
     if dropped:
-        _forget_windows(connection, limit)
+        _forget_windows(connection, now - timedelta(hours=settings.retention_hours))
         log.info("dropped %s partition(s) of the log: %s", len(dropped), ", ".join(dropped))
     return dropped
 

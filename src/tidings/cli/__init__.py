@@ -8,7 +8,7 @@ import sys
 import typer
 
 from tidings import log
-from tidings.cli import access, buckets, lanes, projects, rules, running, topics, upkeep
+from tidings.cli import access, buckets, dead_letters, explain, lanes, projects, replay, rules, running, topics, upkeep
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
 
@@ -25,6 +25,8 @@ for command in (
     running.migrate,
     upkeep.sweep,
     upkeep.settings,
+    replay.replay,
+    explain.explain,
     running.demo,
 ):
     app.command()(command)
@@ -34,6 +36,7 @@ app.add_typer(access.app, name="access")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 app.add_typer(lanes.app, name="lanes")
+app.add_typer(dead_letters.app, name="dead-letters")
 
 
 def main() -> None:

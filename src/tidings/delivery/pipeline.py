@@ -28,6 +28,7 @@ from tidings.delivery.lookup import Moment
 from tidings.delivery.render import render
 from tidings.delivery.reports import Report, merge
 from tidings.delivery.route import ROUTED, route
+from tidings.events.schema import CHANGE
 from tidings.formats import Context
 from tidings.settings import Settings
 
@@ -142,6 +143,36 @@ def _leave_alone(_modules: int) -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def plain_changes(spark: SparkSession, slices: Sequence[reader.Slice]) -> DataFrame:
+    """The changes of these slices as they are stored, in no order that counts."""
+    count = max(1, len(slices))
+    return spark.range(0, count, 1, count).mapInArrow(partial(_read_plain, slices=tuple(slices)), CHANGE)
+
+
+def _read_plain(batches: Iterator[pa.RecordBatch], slices: Sequence[reader.Slice]) -> Iterator[pa.RecordBatch]:
+    url = settings_module.load().database_url
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from reader.read(url, slices[number : number + 1], 0, 1)
+
+
+def send_changes(
+    spark: SparkSession, settings: Settings, changed: DataFrame, formats: Sequence[str], todo: Round
+) -> list[Report]:
+    """Route, render and deliver changes that come from elsewhere, whole keys in order of position."""
+    spark.sparkContext.setLocalProperty(_PROPERTY, todo.to_text())
+    ordered = changed.repartition("bucket", "key").sortWithinPartitions("window", "seq")
+    rendered = messages(ordered.mapInArrow(_route, ROUTED), formats, settings)
+    delivered = rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT).collect()
+    return merge(row for row in delivered if row.lane is not None)
+
+
+def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    moment = Round.of_this_task().moment
+    for batch in batches:
+        yield lookup.routed(batch, moment)
 
 
 def changes(spark: SparkSession, parts: int) -> DataFrame:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
-from tidings.delivery import alerts, catchup, dead_letters, lanes, ownership, session
+from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session
 from tidings.delivery.deliver import Terms
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline, Round
@@ -234,6 +234,8 @@ class Stream:
 
     def _upkeep(self, connection: Connection, _pipeline: Pipeline, owner: Owner) -> bool:
         try:
+            if self._settings.delivery.archive:
+                archive.archive_expired(connection, self._spark, self._settings, owner.epoch)
             keep_up(connection, self._settings.changestream)
             for lane in lanes.close_unused(connection, owner.epoch):
                 log.info("lane %s: no rule leads to it any more; closed", lane, extra={"lane": lane})
