@@ -246,6 +246,7 @@ class Arrival:
     etag: str | None
     sequencer: str
     record: dict[str, Any]
+    attributes: dict[str, str]
 
     @property
     def request_id(self) -> str:
@@ -334,6 +335,7 @@ def _arrival(topic: str, message: Any, now: float, record: dict[str, Any]) -> Ar
         s3["object"].get("eTag"),
         s3["object"]["sequencer"],
         record,
+        dict(message.attributes),
     )
 
 

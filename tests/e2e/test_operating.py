@@ -1,0 +1,181 @@
+"""What an operator does: pause, resume and skip a lane, look at dead letters and send them again, replay, explain."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from conftest import Running, Say
+from tidings.local.pubsub import set_fault
+from traffic import PROJECT, Collector, Writers, all_arrived, collecting, seeded, send_events, tidings, until, verdict
+
+
+@pytest.fixture(scope="module")
+def collector(stack: Running) -> Iterator[Collector]:
+    with collecting(stack) as collector:
+        yield collector
+
+
+def run(stack: Running, *arguments: str, status: int = 0) -> Any:
+    """A command, and its JSON."""
+    done = tidings(*arguments, "--json", TIDINGS_DATABASE__URL=stack.ready["database"], **pubsub(stack))
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout)
+
+
+def pubsub(stack: Running) -> dict[str, str]:
+    return {"TIDINGS_PUBSUB__EMULATOR_HOST": stack.ready["pubsub"]}
+
+
+def topic(bucket: str) -> str:
+    return f"projects/{PROJECT}/topics/{bucket}"
+
+
+def lane_of(stack: Running, bucket: str) -> dict[str, Any]:
+    arn = f"arn:gcp:pubsub::{PROJECT}:{bucket}"
+    return next(lane for lane in run(stack, "lanes", "list") if lane["destination"] == arn and not lane["replay"])
+
+
+def put(stack: Running, bucket: str, *keys: str) -> None:
+    s3 = stack.s3()
+    for key in keys:
+        s3.put_object(Bucket=bucket, Key=key, Body=key.encode())
+
+
+def arrived(collector: Collector, bucket: str, *keys: str) -> None:
+    until(lambda: set(keys) <= {a.key for a in collector.of(bucket)}, 60, f"{keys} arrive from {bucket}")
+
+
+def words(stack: Running, bucket: str, key: str) -> str:
+    done = tidings("explain", f"s3://{bucket}/{key}", TIDINGS_DATABASE__URL=stack.ready["database"])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_paused_lane_keeps_everything_and_gives_it_in_order_when_it_is_resumed(stack: Running, collector: Collector) -> None:
+    bucket = "paused"
+    send_events(stack, collector, bucket)
+    put(stack, bucket, "before")
+    arrived(collector, bucket, "before")
+    lane = lane_of(stack, bucket)["id"]
+    run(stack, "lanes", "pause", str(lane))
+    put(stack, bucket, "a", "b", "a")
+    time.sleep(2)
+    assert [arrival.key for arrival in collector.of(bucket)] == ["before"]
+    assert "the lane is paused" in words(stack, bucket, "a")
+    assert lane_of(stack, bucket)["owed"] == 3
+    run(stack, "lanes", "resume", str(lane))
+    until(lambda: len(collector.of(bucket)) >= 4, 60, "what was kept arrives")
+    of_a = [arrival.sequencer for arrival in collector.of(bucket) if arrival.key == "a"]
+    assert of_a == sorted(of_a)
+    until(lambda: lane_of(stack, bucket)["state"] == "live", 60, "the lane runs with the stream again")
+
+
+def test_a_lane_that_skips_sends_nothing_of_it_and_says_so_for_ever(stack: Running, collector: Collector) -> None:
+    bucket = "skipping"
+    send_events(stack, collector, bucket)
+    put(stack, bucket, "first")
+    arrived(collector, bucket, "first")
+    lane = lane_of(stack, bucket)["id"]
+    run(stack, "lanes", "pause", str(lane))
+    put(stack, bucket, "not-wanted")
+    with psycopg.connect(stack.ready["database"], autocommit=True) as database:
+        read = "select (s.win, s.seq) >= (select id, hi from windows order by id desc limit 1) from stream s"
+        until(lambda: database.execute(read).fetchone() == (True,), 30, "the stream has passed it")
+    time.sleep(1)
+    run(stack, "lanes", "skip", str(lane), "--note", "broken upload")
+    run(stack, "lanes", "resume", str(lane))
+    put(stack, bucket, "wanted")
+    arrived(collector, bucket, "wanted")
+    assert "not-wanted" not in {arrival.key for arrival in collector.of(bucket)}
+    assert "told to skip it: broken upload" in words(stack, bucket, "not-wanted")
+    assert "delivered" in words(stack, bucket, "wanted")
+
+
+def test_a_refused_message_is_a_dead_letter_that_can_be_seen_sent_and_discarded(stack: Running, collector: Collector) -> None:
+    bucket = "refused"
+    send_events(stack, collector, bucket)
+    put(stack, bucket, "good")
+    arrived(collector, bucket, "good")
+    set_fault(stack.ready["pubsub"], topic(bucket), "invalid_argument")
+    try:
+        put(stack, bucket, "bad/1", "bad/2")
+        lane = lane_of(stack, bucket)["id"]
+        until(lambda: run(stack, "dead-letters", "list", "--lane", str(lane))["dead"] == 2, 60, "two dead letters")
+        one, other = run(stack, "dead-letters", "list", "--lane", str(lane))["letters"]
+        assert {one["key"], other["key"]} == {"bad/1", "bad/2"}
+        assert "INVALID_ARGUMENT" in one["reason"]
+        assert "a dead letter: " in words(stack, bucket, one["key"])
+        refused = run(stack, "dead-letters", "redrive", str(one["id"]), status=1)
+        assert (refused["sent"], refused["left"]) == (0, 1)
+    finally:
+        set_fault(stack.ready["pubsub"], topic(bucket), None)
+    put(stack, bucket, "good/2")
+    arrived(collector, bucket, "good/2")
+    assert lane_of(stack, bucket)["state"] == "live"
+    whole = run(stack, "dead-letters", "show", str(one["id"]))
+    assert json.loads(whole["body"])["Records"][0]["s3"]["object"]["key"] == one["key"]
+    assert run(stack, "dead-letters", "redrive", str(one["id"]))["sent"] == 1
+    arrived(collector, bucket, one["key"])
+    assert one["message"] in collector.ids(), "with the id of the first time"
+    assert run(stack, "dead-letters", "discard", str(other["id"]))["discarded"] == 1
+    assert run(stack, "dead-letters", "list", "--lane", str(lane))["dead"] == 0
+    assert "was sent again" in words(stack, bucket, one["key"])
+    assert "discarded" in words(stack, bucket, other["key"])
+
+
+def test_a_replay_under_live_traffic_loses_and_reorders_nothing(stack: Running, collector: Collector, say: Say) -> None:
+    bucket, seed = "replayed", seeded()
+    send_events(stack, collector, bucket)
+    put(stack, bucket, *(f"old/{i % 20}" for i in range(100)))
+    until(lambda: len(collector.of(bucket)) == 100, 60, "the past is past")
+    first = [arrival.id for arrival in collector.of(bucket)]
+    told = run(stack, "replay", "--rule", bucket, "--prefix", "old/", "--dry-run")
+    assert (told["wanted"], len(collector.of(bucket))) == (100, 100)
+    with Writers(stack.ready, [bucket], seed, threads=1, keys=16).writing() as writers:
+        time.sleep(0.5)
+        done = run(stack, "replay", "--rule", f"{bucket}/{bucket}", "--prefix", "old/", "--rate", "50")
+        time.sleep(0.5)
+    assert (done["sent"], done["ended"], done["dead_letters"]) == (100, True, 0)
+    all_arrived(stack.ready["database"], collector, [bucket])
+    again = [arrival for arrival in collector.of(bucket) if arrival.attributes.get("replay") == "true"]
+    assert sorted(arrival.id for arrival in again) == sorted(first)
+    for key in {arrival.key for arrival in again}:
+        order = [arrival.sequencer for arrival in again if arrival.key == key]
+        assert order == sorted(order), "a replay keeps the order as well"
+    live = [arrival for arrival in collector.of(bucket) if "replay" not in arrival.attributes]
+    assert len({arrival.id for arrival in live}) == len(live), "nothing live was sent twice"
+    found = verdict(stack.ready["database"], collector, writers, [bucket], seed)
+    say(f"{len(live)} live and {len(again)} replayed messages: {found}")
+    assert (found.lost, found.phantom, found.inversions) == ([], [], [])
+
+
+def test_explain_says_why_a_rule_does_not_want_a_change(stack: Running, collector: Collector) -> None:
+    bucket, arn = "explained", collector.listen("explained")
+    s3 = stack.s3()
+    s3.create_bucket(Bucket=bucket)
+    put(stack, bucket, "logs/early.txt")
+    rule = {
+        "Id": "text",
+        "TopicArn": arn,
+        "Events": ["s3:ObjectCreated:*"],
+        "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": "logs/"}, {"Name": "suffix", "Value": ".txt"}]}},
+    }
+    s3.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration={"TopicConfigurations": [rule]})
+    put(stack, bucket, "logs/a.txt", "logs/a.bin", "other/a.txt")
+    s3.delete_object(Bucket=bucket, Key="logs/a.txt")
+    arrived(collector, bucket, "logs/a.txt")
+    assert "rule text: not wanted: the key does not end with '.txt'" in words(stack, bucket, "logs/a.bin")
+    assert "not wanted: the key does not begin with 'logs/'" in words(stack, bucket, "other/a.txt")
+    assert "not wanted: the rule was set after the change" in words(stack, bucket, "logs/early.txt")
+    both = words(stack, bucket, "logs/a.txt")
+    assert "not wanted: it does not ask for ObjectRemoved:Delete" in both
+    assert "delivered, in the round that passed" in both
+    assert "no change of s3://explained/never" in words(stack, bucket, "never")
+    s3.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration={})
+    assert "the rule was deleted since" in words(stack, bucket, "logs/a.txt")
