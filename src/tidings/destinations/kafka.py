@@ -205,7 +205,7 @@ class _Producer:
                 "message.timeout.ms": milliseconds,
                 "request.timeout.ms": milliseconds,
                 "socket.timeout.ms": milliseconds,
-                "reconnect.backoff.max.ms": 1000,  # a peer that comes back should be noticed soon
+                "reconnect.backoff.max.ms": 500,  # a peer that comes back should be noticed soon
                 "topic.metadata.propagation.max.ms": 500,  # that a topic is not there should be told while the call waits
                 "message.max.bytes": _MAX_MESSAGE_BYTES,
                 "log_level": 2,  # what goes wrong is told in outcomes
