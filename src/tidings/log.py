@@ -129,9 +129,9 @@ def _quoted(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) and not _BREAKS.search(text) else json.dumps(text)
 
 
-def _secrets(model: BaseModel) -> Iterator[str]:
-    for _, value in model:
-        if isinstance(value, BaseModel):
+def _secrets(model: BaseModel | dict[str, Any]) -> Iterator[str]:
+    for _, value in model.items() if isinstance(model, dict) else model:
+        if isinstance(value, BaseModel | dict):
             yield from _secrets(value)
         elif isinstance(value, SecretStr) and value.get_secret_value():
             yield value.get_secret_value()

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tidings.api.settings import ApiSettings
 from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
-from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
+from tidings.delivery.settings import DeliverySettings, KafkaSettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
 from tidings.log import LogSettings
 from tidings.rules.settings import BucketEventingSettings
@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     changestream: ChangestreamSettings = Field(ChangestreamSettings())
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
+    kafka: KafkaSettings = Field(KafkaSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
 

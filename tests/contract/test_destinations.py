@@ -1,34 +1,57 @@
-"""One suite for every destination, and for the public fake: what `tidings.destinations` demands of them."""
+"""One suite for every destination, and for the public fake: what `tidings.destinations` demands of them.
+
+A destination's case has a real peer of its own, and the ways to disturb it. A new file in `destinations/` needs one here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from google.pubsub_v1 import PublisherClient
+from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 from grpc import insecure_channel
 
+import kafka_reader
 from tidings import destinations, plugins
 from tidings.destinations import Destination
 from tidings.events.messages import SENT, Message, Outcome, Verdict
-from tidings.local import pubsub
+from tidings.local import kafka, pubsub
 from tidings.settings import Settings
 from tidings.testing import MemoryDestination
+
+Arrived = list[tuple[bytes, dict[str, str]]]
+"""Bodies and attributes."""
+
+
+def _not_said() -> Arrived:
+    raise AssertionError("this case does not say what arrived at its peer: give it `arrived`")
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass
 class Case:
-    """A destination and the ways to disturb its peer."""
+    """A destination and the ways to disturb its peer. Without `break_it` there is no peer that could fail."""
 
     destination: Destination
-    break_it: Callable[[], None]
-    hang: Callable[[], None]
+    break_it: Callable[[], None] | None
+    hang: Callable[[], None] | None
     mend: Callable[[], None]
     received: Callable[[], int]
+    words: str = "UNAVAILABLE"
+    """Among what is said when it is broken."""
+    arrived: Callable[[], Arrived] = _not_said
+    too_large: int | None = None
+    """A size of body that no message may have; None where there is no limit."""
 
 
 def of_memory() -> Iterator[Case]:
@@ -41,13 +64,28 @@ def of_memory() -> Iterator[Case]:
         return set_answer
 
     failed = Outcome(Verdict.RETRY, "UNAVAILABLE")
-    yield Case(fake, answer(failed), answer(SENT, 60.0), answer(SENT), lambda: len(fake.received))
+    yield Case(
+        fake,
+        answer(failed),
+        answer(SENT, 60.0),
+        answer(SENT),
+        lambda: len(fake.received),
+        arrived=lambda: [(message.body, message.attributes) for message in fake.received],
+    )
 
 
 def of_pubsub() -> Iterator[Case]:
     topic = "projects/my-project/topics/my-topic"
-    with pubsub.running() as server:
-        PublisherClient(transport=PublisherGrpcTransport(channel=insecure_channel(server.address))).create_topic(name=topic)
+    subscription = "projects/my-project/subscriptions/my-subscription"
+    with pubsub.running() as server, insecure_channel(server.address) as channel:
+        PublisherClient(transport=PublisherGrpcTransport(channel=channel)).create_topic(name=topic)
+        subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+        subscriber.create_subscription(name=subscription, topic=topic)
+
+        def arrived() -> Arrived:
+            pulled = subscriber.pull(subscription=subscription, max_messages=1000).received_messages
+            return [(each.message.data, dict(each.message.attributes)) for each in pulled]
+
         settings = Settings(pubsub={"emulator_host": server.address})
         yield Case(
             destinations.connect("arn:gcp:pubsub::my-project:my-topic", settings),
@@ -55,10 +93,58 @@ def of_pubsub() -> Iterator[Case]:
             lambda: server.set_fault(topic, "hang"),
             lambda: server.set_fault(topic, None),
             lambda: server.stats()[topic]["published"],
+            arrived=arrived,
+            too_large=10_000_000,
         )
 
 
-CASES: dict[str, Callable[[], Iterator[Case]]] = {"memory": of_memory, "pubsub": of_pubsub}
+def of_kafka() -> Iterator[Case]:
+    with kafka.running() as brokers:
+
+        def mend() -> None:
+            brokers.go_on()
+            brokers.set_fault(None)
+
+        def arrived() -> Arrived:
+            return [(each.value(), kafka_reader.headers(each)) for each in kafka_reader.read(brokers.bootstrap, "my-topic")]
+
+        settings = Settings(kafka={"clusters": {"local": {"bootstrap": brokers.bootstrap, "projects": "*"}}})
+        yield Case(
+            destinations.connect("arn:tidings:kafka::local:my-topic", settings),
+            lambda: brokers.set_fault("down"),
+            brokers.hang,
+            mend,
+            lambda: len(arrived()),
+            words="_TRANSPORT",
+            arrived=arrived,
+            too_large=1_000_000,
+        )
+
+
+def of_log() -> Iterator[Case]:
+    lines: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = lines.append  # type: ignore[method-assign]
+    logger = logging.getLogger("tidings.destinations.log")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+    def arrived() -> Arrived:
+        return [(vars(line)["body"].encode(), vars(line)["attributes"]) for line in lines]
+
+    connected = destinations.connect("arn:tidings:log:::my-log", Settings())
+    yield Case(connected, None, None, _nothing, lambda: len(lines), arrived=arrived)
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+CASES: dict[str, Callable[[], Iterator[Case]]] = {
+    "kafka": of_kafka,
+    "log": of_log,
+    "memory": of_memory,
+    "pubsub": of_pubsub,
+}
 
 
 def test_every_destination_has_a_case() -> None:
@@ -78,36 +164,73 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def messages(count: int) -> list[Message]:
-    return [Message(f"id-{i}", b'{"n": 1}', {"id": f"id-{i}"}) for i in range(count)]
+    return [Message(f"id-{i}", b'{"n": %d}' % i, {"id": f"id-{i}", "sequencer": f"{i:016X}"}) for i in range(count)]
 
 
 def test_every_message_gets_an_outcome_and_arrives(case: Case, loop: asyncio.AbstractEventLoop) -> None:
-    assert loop.run_until_complete(case.destination.send(messages(3), 5.0)) == [SENT] * 3
+    assert loop.run_until_complete(case.destination.send(messages(3), 10.0)) == [SENT] * 3
     assert case.received() == 3
     loop.run_until_complete(case.destination.close())
 
 
+def test_bodies_and_all_attributes_arrive(case: Case, loop: asyncio.AbstractEventLoop) -> None:
+    sent = [
+        Message("a", b"{}", {"id": "a", "sequencer": "0" * 16, "traceparent": "00-1-2-01", "replay": "r1"}, b"key", "group"),
+        Message("b", '"\N{SNOWMAN}"'.encode(), {"id": "b", "sequencer": "1" * 16, "content-type": "text/plain; charset=utf-8"}),
+    ]
+    assert loop.run_until_complete(case.destination.send(sent, 10.0)) == [SENT] * 2
+    arrived = {attributes["id"]: (body, attributes) for body, attributes in case.arrived()}
+    assert arrived == {message.id: (message.body, message.attributes) for message in sent}
+    loop.run_until_complete(case.destination.close())
+
+
 def test_the_largest_batch_is_taken(case: Case, loop: asyncio.AbstractEventLoop) -> None:
-    outcomes = loop.run_until_complete(case.destination.send(messages(case.destination.max_batch), 10.0))
+    outcomes = loop.run_until_complete(case.destination.send(messages(case.destination.max_batch), 20.0))
     assert outcomes == [SENT] * case.destination.max_batch
+    assert case.received() == case.destination.max_batch
+    loop.run_until_complete(case.destination.close())
+
+
+def test_a_message_over_the_limit_is_refused_for_good_and_its_neighbours_are_sent(
+    case: Case, loop: asyncio.AbstractEventLoop
+) -> None:
+    if case.too_large is None:
+        return  # nothing to refuse
+    before, after = messages(2)
+    large = Message("large", b"x" * case.too_large, {"id": "large"})
+    outcomes = loop.run_until_complete(case.destination.send([before, large, after], 20.0))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.SENT, Verdict.REJECTED, Verdict.SENT]
+    sizes = [int(number) for number in re.findall(r"\d{6,}", outcomes[1].reason)]
+    assert sizes[0] > case.too_large >= sizes[1], "the reason has the size of the message, and the limit"
+    assert case.received() == 2
     loop.run_until_complete(case.destination.close())
 
 
 def test_a_failure_is_an_outcome_with_the_peer_s_words_and_passes(case: Case, loop: asyncio.AbstractEventLoop) -> None:
+    if case.break_it is None:
+        assert case.hang is None
+        return  # no peer
     case.break_it()
-    outcomes = loop.run_until_complete(case.destination.send(messages(2), 5.0))
+    outcomes = loop.run_until_complete(case.destination.send(messages(2), 3.0))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.RETRY] * 2
-    assert all("UNAVAILABLE" in outcome.reason for outcome in outcomes)
+    assert all(case.words in outcome.reason for outcome in outcomes)
     case.mend()
-    assert loop.run_until_complete(case.destination.send(messages(2), 5.0)) == [SENT] * 2
+    assert loop.run_until_complete(case.destination.send(messages(2), 20.0)) == [SENT] * 2
     loop.run_until_complete(case.destination.close())
 
 
 def test_a_peer_that_hangs_holds_the_caller_no_longer_than_it_said(case: Case, loop: asyncio.AbstractEventLoop) -> None:
+    """Also one that answered before; and what it did not confirm is not said to be sent."""
+    assert loop.run_until_complete(case.destination.send(messages(1), 10.0)) == [SENT]
+    if case.hang is None:
+        assert case.break_it is None
+        return  # no peer
     case.hang()
     began = time.monotonic()
-    outcomes = loop.run_until_complete(case.destination.send(messages(1), 0.5))
-    assert time.monotonic() - began < 2.0
-    assert outcomes[0].verdict is Verdict.RETRY
+    outcomes = loop.run_until_complete(case.destination.send(messages(5), 0.5))
+    assert time.monotonic() - began < 3.0
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.RETRY] * 5
+    assert all("0.5 s" in outcome.reason for outcome in outcomes)
     case.mend()
+    assert loop.run_until_complete(case.destination.send(messages(5), 20.0)) == [SENT] * 5
     loop.run_until_complete(case.destination.close())

@@ -52,7 +52,9 @@ def up(
     try:
         ready = stack.ready()
         if log.is_json():
-            logging.getLogger("tidings").info("ready", extra={name: ready[name] for name in ("s3", "grpc", "pubsub", "pids")})
+            logging.getLogger("tidings").info(
+                "ready", extra={name: ready[name] for name in ("s3", "grpc", "pubsub", "kafka", "pids") if name in ready}
+            )
         else:
             out.print(how_to_use(ready))
         stack.supervise(stop.is_set, ready_file)
@@ -70,8 +72,9 @@ def up(
 def how_to_use(ready: dict[str, Any]) -> str:
     """What to copy and paste to see a first event."""
     topic = "projects/my-project/topics/my-events"
+    kafka = f", Kafka at {ready['kafka']} (arn:tidings:kafka::local:TOPIC)" if "kafka" in ready else ""
     return f"""\
-Tidings is ready: S3 at {ready["s3"]}, gRPC at {ready["grpc"]}, Pub/Sub at {ready["pubsub"]}. Ctrl-C stops it.
+Tidings is ready: S3 at {ready["s3"]}, gRPC at {ready["grpc"]}, Pub/Sub at {ready["pubsub"]}{kafka}. Ctrl-C stops it.
 
 Copy and paste into another terminal, in the project's folder:
 

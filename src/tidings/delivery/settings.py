@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import json
+import re
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr, field_validator
+
+_SECRET = re.compile(r"(?i)pass|secret|token|credential|pem|oauthbearer|(^|[._])key([._]|$)")
+"""Names of options of librdkafka whose values are nobody's business."""
+_OURS = {"bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks", "request.required.acks", "transactional.id"}
 
 
 class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
@@ -54,6 +62,81 @@ class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
         pattern=r"^https?://[^\s/]+$",
         description="where to ask for impersonation, if not at https://iamcredentials.googleapis.com: a private endpoint",
     )
+    ordering: bool = Field(False, description="give each message an ordering key: the same for all messages of an object")
+
+
+class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
+    """A Kafka cluster that tenants may name."""
+
+    bootstrap: str = Field(pattern=r"^[^\s]+$", description="host:port of some of its brokers, separated by commas")
+    projects: tuple[str, ...] = Field((), description="public ids of the projects that may send there, or * for all")
+    topic_prefixes: tuple[str, ...] = Field(("",), min_length=1, description="a topic's name must begin with one of these")
+    options: dict[str, str | SecretStr] = Field({}, description="further settings of librdkafka, by their names")
+
+    @field_validator("projects", mode="before")
+    @classmethod
+    def _listed(cls, projects: Any) -> Any:
+        """Text with commas is as good as a list."""
+        return [each.strip() for each in projects.split(",") if each.strip()] if isinstance(projects, str) else projects
+
+    @field_validator("projects")
+    @classmethod
+    def _are_projects(cls, projects: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_project(each) for each in projects)
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _named(cls, options: Any) -> Any:
+        """TOML takes `sasl.mechanism = "PLAIN"` for tables in tables; numbers and booleans become text; secrets stay secret."""
+        if not isinstance(options, dict):
+            return options
+        flat = dict(_flat(options))
+        for name in flat.keys() & _OURS:
+            raise ValueError(f"the option {name} is not for settings: what is promised of a delivery rests on it")
+        return {name: SecretStr(value) if _SECRET.search(name) else value for name, value in flat.items()}
+
+    def option(self, name: str) -> str | None:
+        """An option's value in the clear."""
+        value = self.options.get(name)
+        return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+    def admits(self, project: str) -> bool:
+        return "*" in self.projects or project in self.projects
+
+
+class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
+    """Kafka: which clusters there are, and who may send what there. A cluster may stand here twice, under two names."""
+
+    clusters: dict[str, KafkaCluster] = Field(
+        {}, description="by name: bootstrap, projects, topic_prefixes, options; as a variable, JSON"
+    )
+
+    def in_the_clear(self) -> str:
+        """The clusters as the variable TIDINGS_KAFKA__CLUSTERS has them, secrets included: for a process of ours elsewhere."""
+        clusters = {
+            name: {**cluster.model_dump(mode="json"), "options": {option: cluster.option(option) for option in cluster.options}}
+            for name, cluster in self.clusters.items()
+        }
+        return json.dumps(clusters)
+
+
+def _project(text: str) -> str:
+    try:
+        if text == "*" or str(uuid.UUID(text)) == text.lower():
+            return text.lower()
+    except ValueError:
+        pass
+    raise ValueError(f"{text[:100]!r} is neither a project's public id nor *; `tidings project list` shows them")
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, SecretStr):
+            yield prefix + name, value.get_secret_value()
+        else:
+            yield prefix + name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class SparkSettings(BaseModel, frozen=True, extra="forbid"):

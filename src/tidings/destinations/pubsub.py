@@ -2,14 +2,16 @@
 
 ARN        arn:gcp:pubsub::PROJECT_ID:TOPIC_ID
 Guarantee  a message is sent when Pub/Sub has answered with its id
-Order      none of its own; the attribute `sequencer` orders the messages of a key
-Batch      one Publish call, all or nothing
-Limits     1,000 messages or 10 MB for a call (cloud.google.com/pubsub/quotas)
+Order      the attribute `sequencer` orders the messages of an object; with `pubsub.ordering`, an ordering key for each object
+Batch      one Publish call, all or nothing; one that is refused for what it says is sent again in halves, to find the culprit
+Limits     1,000 messages or 10 MB for a call, a message included; 100 attributes, names of 256 bytes, values of 1,024: others
+           are left out (cloud.google.com/pubsub/quotas)
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import threading
@@ -22,7 +24,7 @@ from typing import Any
 import google.auth
 import google.auth.transport.requests
 import grpc.aio
-from google.api_core.exceptions import GoogleAPICallError, InvalidArgument, Unauthenticated
+from google.api_core.exceptions import Forbidden, GoogleAPICallError, InvalidArgument, NotFound, Unauthenticated
 from google.auth import impersonated_credentials
 from google.auth.credentials import TokenState
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
@@ -30,6 +32,7 @@ from google.auth.transport import DEFAULT_RETRYABLE_STATUS_CODES
 from google.pubsub_v1 import PublisherAsyncClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcAsyncIOTransport
 from google.pubsub_v1.types import PublishRequest, PubsubMessage
+from google.rpc.error_details_pb2 import RetryInfo
 
 from tidings.delivery.settings import PubSubSettings
 from tidings.events.arn import PubSubTopic
@@ -48,6 +51,13 @@ _TOKEN_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
 """Between two tries to get a token: a thousand lanes have one token endpoint."""
 _MAX_WORDS = 500
+
+_REQUEST_BYTES = 10_000_000
+_ATTRIBUTES = 100
+_NAME_BYTES = 256
+_VALUE_BYTES = 1024
+_ALWAYS = ("id", "sequencer")
+"""Never left out for want of room."""
 
 _publish_request = PublishRequest.pb()
 _pubsub_message = PubsubMessage.pb()
@@ -79,26 +89,21 @@ class PubSub:
         return self._client
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        request = _publish_request(
-            topic=self._topic,
-            messages=[_pubsub_message(data=message.body, attributes=message.attributes) for message in messages],
-        )
-        headers: list[tuple[str, str]] = []
-        awaited = "access token from Google"
+        outcomes: list[Outcome | None] = [None] * len(messages)
+        prepared = [self._prepared(message) for message in messages]
+        for i, message in enumerate(messages):
+            if len(message.body) > self.max_bytes and (size := self._request([prepared[i]]).ByteSize()) > _REQUEST_BYTES:
+                reason = f"the message has {size} bytes with its attributes; Pub/Sub takes {_REQUEST_BYTES}"
+                outcomes[i] = Outcome(Verdict.REJECTED, reason)
+        left = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        awaited = ["access token from Google"]
+        failed = Outcome(Verdict.RETRY, "no answer from Pub/Sub")
         try:
             # no retries of the client's own: retrying is the lane's business, and it keeps the order
             async with asyncio.timeout(timeout):
-                if self._tokens is not None:
-                    headers = await self._tokens.headers()
-                awaited = "answer from Pub/Sub"
-                wrapped = PublishRequest.wrap(request)
-                await self._connected().publish(request=wrapped, retry=None, timeout=timeout, metadata=headers)
-        except InvalidArgument as error:
-            return [Outcome(Verdict.REJECTED, _words(error))] * len(messages)
+                await self._publish(prepared, left, outcomes, timeout, awaited)
         except GoogleAPICallError as error:
-            if isinstance(error, Unauthenticated) and self._tokens is not None:
-                self._tokens.drop(headers)
-            return [Outcome(Verdict.RETRY, _words(error))] * len(messages)
+            failed = Outcome(_verdict(error), _words(error), _after(error))
         except (
             DefaultCredentialsError,
             FileNotFoundError,
@@ -106,20 +111,87 @@ class PubSub:
         ) as error:  # our own: no tenant's business, nor in their power
             log.error("Google's credentials cannot be used: %s", error)
             reason = "no access token: the credentials of this service cannot be used, which its operator finds in the log"
-            return [Outcome(Verdict.RETRY, reason)] * len(messages)
+            failed = Outcome(Verdict.RETRY, reason)
         except GoogleAuthError as error:
             reason = f"no access token{f' for {self._account}' if self._account else ''}: {_said(error)}"
-            return [Outcome(Verdict.RETRY, reason)] * len(messages)
+            failed = Outcome(Verdict.RETRY, reason)
         except TimeoutError:
-            return [Outcome(Verdict.RETRY, f"no {awaited} within {timeout:g} s")] * len(messages)
+            failed = Outcome(Verdict.RETRY, f"no {awaited[0]} within {timeout:g} s")
         except Exception as error:  # name resolution and the like: the client raises what its libraries raise
-            return [Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}")] * len(messages)
-        return [SENT] * len(messages)
+            failed = Outcome(Verdict.RETRY, f"{type(error).__name__}: {error}")
+        return [outcome or failed for outcome in outcomes]
+
+    async def _publish(
+        self, prepared: list[Any], chosen: list[int], outcomes: list[Outcome | None], timeout: float, awaited: list[str]
+    ) -> None:
+        """One call. Where Pub/Sub refuses what it says: one half after the other, until the messages to blame are found."""
+        if not chosen:
+            return
+        headers: list[tuple[str, str]] = []
+        if self._tokens is not None:
+            headers = await self._tokens.headers()
+        awaited[0] = "answer from Pub/Sub"
+        wrapped = PublishRequest.wrap(self._request([prepared[i] for i in chosen]))
+        try:
+            await self._connected().publish(request=wrapped, retry=None, timeout=timeout, metadata=headers)
+        except InvalidArgument as error:
+            if len(chosen) == 1:
+                outcomes[chosen[0]] = Outcome(Verdict.REJECTED, _words(error))
+                return
+            middle = len(chosen) // 2
+            await self._publish(prepared, chosen[:middle], outcomes, timeout, awaited)
+            await self._publish(prepared, chosen[middle:], outcomes, timeout, awaited)
+        except Unauthenticated:
+            if self._tokens is not None:
+                self._tokens.drop(headers)
+            raise
+        else:
+            for i in chosen:
+                outcomes[i] = SENT
+
+    def _prepared(self, message: Message) -> Any:
+        key = _ordering_key(message.group) if self._settings.ordering else ""
+        return _pubsub_message(data=message.body, attributes=_fitting(message.attributes), ordering_key=key)
+
+    def _request(self, prepared: list[Any]) -> Any:
+        return _publish_request(topic=self._topic, messages=prepared)
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.transport.close()
             self._client = None
+
+
+def _verdict(error: GoogleAPICallError) -> Verdict:
+    """A topic that is not there and a permission that is missing wait for somebody to act; the rest may pass."""
+    return Verdict.WAIT if isinstance(error, NotFound | Forbidden) else Verdict.RETRY
+
+
+def _after(error: GoogleAPICallError) -> float | None:
+    """How long Pub/Sub asks us to wait (google.rpc.RetryInfo)."""
+    for detail in error.details or ():
+        if isinstance(detail, RetryInfo):
+            return float(detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9)
+    return None
+
+
+def _fitting(attributes: dict[str, str]) -> dict[str, str]:
+    """Without what Pub/Sub would refuse the whole message for. A value cut short would say something else: better none."""
+    fitting = {name: value for name, value in attributes.items() if _fits(name, _NAME_BYTES) and _fits(value, _VALUE_BYTES)}
+    if len(fitting) > _ATTRIBUTES:
+        first = [name for name in _ALWAYS if name in fitting]
+        kept = [*first, *(name for name in fitting if name not in first)][:_ATTRIBUTES]
+        fitting = {name: fitting[name] for name in kept}
+    return fitting
+
+
+def _fits(text: str, most: int) -> bool:
+    return len(text) * 4 <= most or len(text.encode()) <= most
+
+
+def _ordering_key(group: str) -> str:
+    """Pub/Sub takes 1,024 bytes; the name of an object may be longer."""
+    return group if _fits(group, _VALUE_BYTES) else hashlib.sha256(group.encode()).hexdigest()
 
 
 def _words(error: GoogleAPICallError) -> str:

@@ -3,9 +3,10 @@
 A fault stands in the way of `Publish` and `GetTopic`. It belongs to one topic or, under the name `*`, to every topic
 that has none of its own:
 
-    not_found, permission_denied, unavailable    refused with that status
-    delay                                        answered `seconds` later
-    hang                                         never answered, until the fault is lifted or the caller gives up
+    not_found, permission_denied, unavailable, invalid_argument, unauthenticated, internal    refused with that status
+    resource_exhausted    refused, and asked to wait for `seconds` where they are given (google.rpc.RetryInfo)
+    delay                 answered `seconds` later
+    hang                  never answered, until the fault is lifted or the caller gives up
 
 `after` lets that many publish requests pass first. In the server's process, `PubSubServer.set_fault` sets a fault; from
 elsewhere it goes over the server's own port, as JSON to the service `tidings.local.Faults`. No topic has to exist.
@@ -21,6 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import status_pb2
+from google.rpc.error_details_pb2 import RetryInfo
 
 from tidings.errors import OperatorError, TidingsError
 
@@ -31,6 +35,10 @@ STATUS = {
     "not_found": grpc.StatusCode.NOT_FOUND,
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "invalid_argument": grpc.StatusCode.INVALID_ARGUMENT,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "internal": grpc.StatusCode.INTERNAL,
+    "resource_exhausted": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 KINDS = (*STATUS, "delay", "hang")
 
@@ -41,10 +49,20 @@ _TOPIC = re.compile(r"projects/[^/]+/topics/[^/]+")
 class Refused(TidingsError):
     """A request that gets a gRPC status instead of an answer."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, after: float = 0.0) -> None:
         super().__init__(code, message)
         self.code = code
         self.message = message
+        self.after = after
+
+    def trailers(self) -> tuple[tuple[str, bytes], ...]:
+        """Where Google says how long to wait: in a status that travels beside the one of gRPC."""
+        if not self.after:
+            return ()
+        status = status_pb2.Status(code=self.code.value[0], message=self.message)
+        delay = Duration(seconds=int(self.after), nanos=round(self.after % 1 * 1e9))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
+        return (("grpc-status-details-bin", status.SerializeToString()),)
 
     def __str__(self) -> str:
         return self.message
@@ -65,7 +83,7 @@ class Fault:
             raise OperatorError(f"There is no fault {self.kind!r}. Choose one of {', '.join(KINDS)}, or None for none.")
         if self.seconds < 0 or self.after < 0:
             raise OperatorError(f"seconds={self.seconds} and after={self.after} must not be negative.")
-        if (self.kind == "delay") != (self.seconds > 0):
+        if (self.kind == "delay") != (self.seconds > 0) and self.kind != "resource_exhausted":
             raise OperatorError(f"seconds={self.seconds} does not fit {self.kind!r}: a delay needs it, the rest refuse it.")
 
 
@@ -111,7 +129,8 @@ class Faults:
                 return
             if kind != "hang":
                 set_on = active.fault.topic
-                raise Refused(STATUS[kind], f"{topic} answers {kind}: that fault is set on {set_on}. Lift it to go on.")
+                words = f"{topic} answers {kind}: that fault is set on {set_on}. Lift it to go on."
+                raise Refused(STATUS[kind], words, active.fault.seconds)
             await active.lifted.wait()
 
     def stats(self) -> dict[str, dict[str, int]]:

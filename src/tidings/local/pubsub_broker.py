@@ -241,6 +241,6 @@ def _unary(method: Callable[[Any], Awaitable[Any]], request_type: Any, response_
         try:
             return await method(request)
         except Refused as refused:
-            await context.abort(refused.code, refused.message)
+            await context.abort(refused.code, refused.message, refused.trailers())
 
     return grpc.unary_unary_rpc_method_handler(answer, request_type.FromString, response_type.SerializeToString)

@@ -91,6 +91,8 @@ class Stack:
         self._progress = on_progress
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
         self._redis = self._own_redis()
+        self._kafka = self._own_kafka()
+        self.kafka = ""
         self._parts: list[Part] = []
         self.credentials: dict[str, str] = {}
 
@@ -118,6 +120,10 @@ class Stack:
         with psycopg.connect(self._postgres.url, autocommit=True) as connection:
             make_ahead(connection, settings.load().changestream, datetime.now(UTC))
         self.credentials = self._default_key()
+        if self._kafka is not None:
+            self._progress("Kafka")
+            self._kafka.start()
+            self._find_brokers(self._kafka)
         self._parts = [self._pubsub(), self._api(), self._stream()]
         for part in self._parts:
             part.start()
@@ -133,6 +139,21 @@ class Stack:
         from tidings.local.redis import Redis
 
         return Redis(self.data / "redis", free_port())
+
+    def _own_kafka(self) -> Part | None:
+        """Brokers of our own, if tenants may send to Kafka and the settings name no cluster."""
+        wanted = settings.load()
+        if "kafka" not in wanted.bucket_eventing.destinations or wanted.kafka.clusters:
+            return None
+        port = self._ports["kafka"] = free_port()
+        command = [sys.executable, "-m", "tidings.local.kafka", "--port", str(port)]
+        return Part("kafka", command, lambda: _listens(port), self._log("kafka"))
+
+    def _find_brokers(self, part: Part) -> None:
+        from tidings.local.kafka import ask
+
+        self._wait(part)
+        self.kafka = ask(f"127.0.0.1:{self._ports['kafka']}")["bootstrap"]
 
     def _claim_the_folder(self) -> None:
         """Two stacks over one folder would stop each other's database for ever. The claim ends with the process."""
@@ -153,6 +174,7 @@ class Stack:
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
+            **({"TIDINGS_KAFKA__CLUSTERS": _local_cluster(self.kafka)} if self._kafka is not None else {}),
         }
 
     @property
@@ -228,10 +250,25 @@ class Stack:
             log.warning("redis died (%s): starting it again", self._redis.process.returncode)
             changed = True
             self._redis.start()
+        if self._kafka is not None and self._kafka.process is not None and self._kafka.process.poll() is not None:
+            changed = self._revive_kafka() or changed
         for part in self._parts:
             if part.process is not None and part.process.poll() is not None:
                 changed = self._revive_part(part) or changed
         return changed
+
+    def _revive_kafka(self) -> bool:
+        """New brokers have other ports: those who know the old ones start again."""
+        assert self._kafka is not None
+        if not self._revive_part(self._kafka):
+            return False
+        self._find_brokers(self._kafka)
+        for part in self._parts:
+            if part.role in ("api", "stream"):
+                part.stop()
+                part.environment = self.environment
+                part.start()
+        return True
 
     def _revive_part(self, part: Part) -> bool:
         """Start a part again, later and later if it keeps dying soon after its start."""
@@ -249,11 +286,14 @@ class Stack:
     def ready(self) -> dict[str, Any]:
         """What scripts need to use this stack."""
         redis = {"redis": self._redis.pid} if self._redis is not None else {}
-        pids = {part.role: part.process.pid for part in self._parts if part.process is not None}
+        kafka = {"kafka": self.kafka, "kafka_faults": f"127.0.0.1:{self._ports['kafka']}"} if self._kafka is not None else {}
+        parts = [*self._parts, *([self._kafka] if self._kafka is not None else [])]
+        pids = {part.role: part.process.pid for part in parts if part.process is not None}
         return {
             "s3": self.s3,
             "grpc": f"127.0.0.1:{self._ports['grpc']}",
             "pubsub": self.pubsub,
+            **kafka,
             "database": self._postgres.url,
             **self.credentials,
             "region": os.environ.get("TIDINGS_API__REGION", "us-east-1"),
@@ -274,9 +314,16 @@ class Stack:
             for part in self._parts:
                 if part.role == role:
                     part.stop()
+        if self._kafka is not None:
+            self._kafka.stop()
         if self._redis is not None:
             self._redis.stop()
         self._postgres.stop()
+
+
+def _local_cluster(bootstrap: str) -> str:
+    """As the setting `kafka.clusters` has it: one cluster, `local`, for everybody."""
+    return json.dumps({"local": {"bootstrap": bootstrap, "projects": "*"}})
 
 
 def _listens(port: int) -> bool:
