@@ -39,6 +39,6 @@ def test_an_unknown_plugin_is_named_with_what_there_is() -> None:
 
 
 def test_names_are_files_and_nothing_else() -> None:
-    assert FORMATS == ["s3"]
+    assert FORMATS == ["cloudevents", "cos", "r2", "s3"]
     assert DESTINATIONS == ["pubsub"]
     assert json.dumps(FORMATS)

@@ -25,6 +25,13 @@ CHANGE = StructType(
         StructField("request_id", _TEXT),
         StructField("config", _NUMBER),
         StructField("rules", _TEXT),
+        StructField("bucket_id", _TEXT),
+        StructField("old_size", _NUMBER),
+        StructField("content_type", _TEXT),
+        StructField("metadata", _TEXT),
+        StructField("copy_source", _TEXT),
+        StructField("request_at", _TIME),
+        StructField("replaced", _TEXT),
     ]
 )
 """`window` and `seq` are the position; the other columns are those of the table `changes`, in this order."""
