@@ -36,5 +36,8 @@ CHANGE = StructType(
 )
 """`window` and `seq` are the position; the other columns are those of the table `changes`, in this order."""
 
+DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "copy_source", "request_at", "replaced")
+"""Of which only some formats speak. Reading them all takes a third to a half more time than reading the others alone."""
+
 STORED = [field.name for field in CHANGE.fields if field.name != "window"]
 """The columns that are stored with a change. The window is known from the snapshots."""

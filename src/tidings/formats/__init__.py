@@ -1,7 +1,8 @@
 """What a message says: one file, one format, named for what it is.
 
 A format's file MUST hold `message(context) -> Said`: the message as columns, built from the columns of a change and of its rule
-(`rule`, `config_json`). It MUST be deterministic: no clock, no random value, so that a replay gives the same bytes.
+(`rule`, `config_json`). It MUST be deterministic: no clock, no random value, so that a replay gives the same bytes. It names in
+`DETAILS` the columns of `schema.DETAILS` that it speaks of; without that it speaks of none.
 
 JSON is put together from pieces with `concat`, three to four times faster than `to_json`. That is safe because nearly every
 value is text that needs no escaping by its own making (ids, hashes, times, encoded keys); each piece says which kind it is.

@@ -12,6 +12,8 @@ from pyspark.sql import functions as F
 from tidings.events import names
 from tidings.formats import Context, Json, Optional, Plain, Said, Text, Value, message_id, moment, raw_key, to_json
 
+DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "request_at", "replaced")
+
 NAMESPACE = UUID("f9faf101-3f10-54eb-b890-543f4ff976bd")
 """Where notification ids are names: each is the version 5 UUID of its message's id."""
 

@@ -7,6 +7,8 @@ from pyspark.sql import functions as F
 from tidings.events import names
 from tidings.formats import Context, Json, Optional, Plain, Said, Text, Value, moment, raw_key, to_json
 
+DETAILS = ("copy_source",)
+
 
 def message(context: Context) -> Said:  # noqa: ARG001
     written = F.col("event").startswith("ObjectCreated:")
