@@ -25,7 +25,7 @@ from tidings import settings as settings_module
 from tidings.changestream.reader import Slice
 from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
-from tidings.events.schema import STORED
+from tidings.events.schema import stored
 from tidings.settings import Settings
 
 NAMES = ("drain_vs_copy", "drain_vs_python_loop")
@@ -62,7 +62,7 @@ class _Drain:
         self._region = settings.api.region
         with psycopg.connect(changes.url) as connection:
             self._moment = lanes.standing(connection).moment
-        read = pipeline.changes(spark, os.cpu_count() or 1)
+        read = pipeline.changes(spark, os.cpu_count() or 1, ["s3"])
         self._messages = pipeline.messages(read, ["s3"], settings)
         self._summed = summed(self._messages)
         self.expected = (0, 0)
@@ -127,7 +127,7 @@ class _Drain:
             raise CannotMeasure(f"{who} gave {found} messages and bytes instead of {self.expected}.")
 
     def _copy(self) -> float:
-        select = f"select {self._changes.all[0].window}::bigint, {', '.join(STORED)} from changes where rules is not null"
+        select = f"select {self._changes.all[0].window}::bigint, {', '.join(stored(()))} from changes where rules is not null"
         size = 0
         with psycopg.connect(self._changes.url) as connection, connection.cursor() as cursor:
             began = time.perf_counter()

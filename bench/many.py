@@ -83,7 +83,7 @@ def _compared(
 ) -> Figure:
     with psycopg.connect(settings.database_url) as connection:
         moment = lanes.standing(connection).moment
-    plan = summed(pipeline.messages(pipeline.changes(spark, os.cpu_count() or 1), ["s3"], settings))
+    plan = summed(pipeline.messages(pipeline.changes(spark, os.cpu_count() or 1, ["s3"]), ["s3"], settings))
 
     def run(way: str) -> float:
         todo = pipeline.Round(slices[way], moment, Terms(budget=1, timeout=1))

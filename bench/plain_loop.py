@@ -66,7 +66,7 @@ def _wants(rule: PlainRule, event: str, key: str, encoded: str | None) -> bool:
 
 
 def _record(row: tuple[Any, ...], config_id: str, region: str) -> dict[str, Any]:
-    seq, at, project, bucket, key, encoded, event, size, etag, principal, source_ip, request_id, _, _ = row
+    seq, at, project, bucket, key, encoded, event, size, etag, principal, source_ip, request_id, _, id_ = row
     about = {"key": encoded or key}
     if size is not None:
         about["size"] = size
@@ -81,7 +81,7 @@ def _record(row: tuple[Any, ...], config_id: str, region: str) -> dict[str, Any]
         "eventName": event,
         "userIdentity": {"principalId": principal},
         "requestParameters": {"sourceIPAddress": source_ip},
-        "responseElements": {"x-amz-request-id": request_id},
+        "responseElements": {"x-amz-request-id": request_id, "x-amz-id-2": id_},
         "s3": {
             "s3SchemaVersion": "1.0",
             "configurationId": config_id,

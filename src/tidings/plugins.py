@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
 
 
 def names(package: str) -> list[str]:
-    """What there is in `tidings.{package}`: one name for each file."""
-    folder = import_module(f"tidings.{package}")
-    return sorted(module.name for module in iter_modules(folder.__path__))
+    """What there is in `tidings.{package}`: one name for each file. Nothing is imported: formats bring Spark along."""
+    found = find_spec(f"tidings.{package}")
+    return sorted(module.name for module in iter_modules(found.submodule_search_locations if found else ()))
 
 
 def load(package: str, name: str) -> ModuleType:

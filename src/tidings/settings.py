@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tidings.api.settings import ApiSettings
 from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
-from tidings.delivery.settings import DeliverySettings, KafkaSettings, PubSubSettings, SparkSettings
+from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
 from tidings.log import LogSettings
 from tidings.rules.settings import BucketEventingSettings
@@ -57,6 +57,7 @@ class Settings(BaseSettings):
     bucket_eventing: BucketEventingSettings = Field(BucketEventingSettings())
     changestream: ChangestreamSettings = Field(ChangestreamSettings())
     delivery: DeliverySettings = Field(DeliverySettings())
+    formats: FormatSettings = Field(FormatSettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
     kafka: KafkaSettings = Field(KafkaSettings())
     spark: SparkSettings = Field(SparkSettings())

@@ -7,9 +7,12 @@ import inspect
 import json
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, SparkSession
 
+from change_rows import change, routed, spoken
 from tidings import plugins
+from tidings.events import schema
 from tidings.events.profiles import AWS
 from tidings.formats import Context
 
@@ -33,12 +36,25 @@ def test_a_format_is_one_column_that_knows_no_clock_and_no_chance(name: str, spa
     assert not called & {"now", "current_timestamp", "rand", "uuid", "udf", "pandas_udf", "monotonically_increasing_id"}
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_speaks_of_no_detail_that_it_does_not_name(name: str, spark: SparkSession) -> None:
+    named = getattr(plugins.load("formats", name), "DETAILS", ())
+    assert set(named) <= set(schema.DETAILS)
+    changes = routed(spark, change())
+    for binary in (False, True):
+        context = Context("eu-west-1", AWS, binary=binary)
+        assert spoken(name, context, changes.drop(*(set(schema.DETAILS) - set(named))))
+    for detail in named:
+        with pytest.raises(AnalysisException):
+            spoken(name, context, changes.drop(detail))
+
+
 def test_an_unknown_plugin_is_named_with_what_there_is() -> None:
     with pytest.raises(KeyError, match=r"no 'carrier-pigeon'.*pubsub"):
         plugins.load("destinations", "carrier-pigeon")
 
 
 def test_names_are_files_and_nothing_else() -> None:
-    assert FORMATS == ["s3"]
+    assert FORMATS == ["cloudevents", "cos", "r2", "s3"]
     assert {"kafka", "log", "pubsub"} <= set(DESTINATIONS)
     assert json.dumps(FORMATS)

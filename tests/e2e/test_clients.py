@@ -146,7 +146,7 @@ def says_what_happened(stack: Running, bucket: str, arrival: Arrival, event: str
         "eventName": event,
         "userIdentity": {"principalId": stack.ready["access_key_id"]},
         "requestParameters": {"sourceIPAddress": "127.0.0.1"},
-        "responseElements": {"x-amz-request-id": request_id},
+        "responseElements": {"x-amz-request-id": request_id, "x-amz-id-2": arrival.id.partition(".")[0]},
         "s3": {
             "s3SchemaVersion": "1.0",
             "configurationId": 'my "rule"',

@@ -43,7 +43,7 @@ BODIES = st.sampled_from([b"", b"x", b"hello", b"y" * 4096, b"z" * 4097, bytes(r
 METADATA = st.sampled_from([{}, {"colour": "red"}, {"a": "1", "b": "2"}])
 TAGS = st.sampled_from([{}, {"kind": "new"}, {"a b": "1/2", "ü": "", "c": "3"}])
 SIZES = st.sampled_from([(10,), (10,), (5000,), (PART, 7)])
-TYPES = st.sampled_from(["text/plain", "image/png"])
+TYPES = st.sampled_from(["", "text/plain", "image/png"])
 TURNED = st.sampled_from([None, "Enabled", "Suspended"])
 
 _numbers = itertools.count(1)
@@ -102,7 +102,7 @@ class Store(RuleBasedStateMachine):
     ) -> None:
         self._turn(at, turned)
         version = Version("", False, body, md5_hex(body), kind, metadata, tags)
-        given = {"Body": body, "Metadata": metadata, "ContentType": kind, **_tagging(tags)}
+        given = {"Body": body, "Metadata": metadata, **_typed(kind), **_tagging(tags)}
         done = self._ask("put_object", Bucket=self.buckets[at], Key=key, **given)
         self._put(self.buckets[at], key, version, done)
 
@@ -370,7 +370,7 @@ class Store(RuleBasedStateMachine):
         assert got["Body"].read() == version.body
         assert (got["ETag"].strip('"'), got["ContentType"], got["Metadata"]) == (
             version.etag,
-            version.content_type,
+            version.content_type or "binary/octet-stream",
             version.metadata,
         )
         assert got["LastModified"].strftime("%Y-%m-%dT%H:%M:%S") == (version.modified or "")[:19]
@@ -388,6 +388,10 @@ _COLUMNS = (
 
 def _listed(entry: dict[str, str | None]) -> tuple[str | None, ...]:
     return tuple(entry.get(name) for name in ("kind", "Key", "VersionId", "IsLatest", "Size", "ETag", "LastModified"))
+
+
+def _typed(kind: str) -> dict[str, str]:
+    return {"ContentType": kind} if kind else {}
 
 
 def _tagging(tags: dict[str, str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +15,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.testing import assertDataFrameEqual
 
+from change_rows import change
 from tidings.delivery.render import MESSAGE, render
-from tidings.delivery.route import ROUTED, Routes, expand, numbers_in, route
-from tidings.events.keys import encoded_if_different, form_encoded
+from tidings.delivery.route import Routes, expand, numbers_in, route
+from tidings.delivery.route import routed as routed_schema
+from tidings.events.keys import form_encoded
 from tidings.events.profiles import AWS, STORJ, Profile
-from tidings.events.schema import CHANGE
+from tidings.events.schema import CHANGE, DETAILS
 from tidings.formats import Context
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "s3"
-AT = datetime(2026, 1, 17, 10, 30, 0, 123999, tzinfo=UTC)
-
-
-def change(**given_values: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "window": 3,
-        "seq": 255,
-        "id": "01a1de8a-9d29-7d48-8214-9ba1bea0db51",
-        "at": AT,
-        "project": "50adea63-48b7-420e-b549-643fd90a5189",
-        "bucket": "my-bucket",
-        "key": "photos/lake.jpg",
-        "event": "ObjectCreated:Put",
-        "size": 1234,
-        "etag": "d41d8cd98f00b204e9800998ecf8427e",
-        "version_id": None,
-        "principal": "AKIAIOSFODNN7EXAMPLE",
-        "source_ip": "127.0.0.1",
-        "request_id": "7C92CF1EEE8D99CC",
-        "config": 1,
-        "rules": "1",
-    } | given_values
-    return values | {"encoded": encoded_if_different(values["key"])}
 
 
 def rule(**given_values: Any) -> dict[str, Any]:
@@ -69,7 +47,7 @@ def routed(
     routes = Routes()
     routes.learn(numbers_in(batch), rules)
     multiplied = pa.Table.from_batches([expand(batch, routes)])
-    return spark.createDataFrame(multiplied, schema=ROUTED).transform(route, literal)
+    return spark.createDataFrame(multiplied, schema=routed_schema(DETAILS)).transform(route, literal)
 
 
 def rendered(frame: DataFrame, *formats: str, profile: Profile = AWS) -> DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tidings import settings
+from tidings import plugins, settings
 from tidings.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
@@ -53,6 +53,17 @@ def test_the_toml_in_the_operator_s_guide_is_valid(monkeypatch: pytest.MonkeyPat
     file.write_text(example)
     monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
     assert settings.load().spark.master == "spark://spark.internal:7077"
+
+
+def test_the_guide_to_the_formats_shows_golden_messages_of_each() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text()
+    shown = re.findall(r"<!-- (tests/golden/\S+) -->\n```json\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == page.count("```json")
+    for file, example in shown:
+        assert example == (ROOT / file).read_text(), file
+    formats = set(plugins.names("formats"))
+    assert {Path(file).parent.name for file, _ in shown} == formats
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == formats
 
 
 def test_the_python_in_the_spark_guide_is_python() -> None:

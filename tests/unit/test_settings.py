@@ -27,12 +27,29 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp
         ("TIDINGS_API__PORT", "many", "api.port"),
         ("TIDINGS_DELIVERY__BUDGET_SECONDS", "-1", "budget_seconds"),
         ("TIDINGS_CONFIG", "nowhere.toml", "not a file"),
+        ("TIDINGS_FORMATS__SYSTEM_UUID", "one", "formats.system_uuid"),
+        ("TIDINGS_FORMATS__PUBSUB_FORMATS", '{"*": "xml"}', "no format 'xml'.*cos, r2, s3"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(OperatorError, match=words):
         settings.load()
+
+
+def test_a_project_has_its_own_format_for_pubsub_or_that_of_all_others_or_s3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project, other = "50adea63-48b7-420e-b549-643fd90a5189", "12e9f7fe-0e0a-48a8-b16b-870baac1441b"
+    assert settings.load().formats.pubsub_format(project) == "s3"
+    file = tmp_path / "tidings.toml"
+    monkeypatch.setenv("TIDINGS_CONFIG", str(file))
+    file.write_text(f'[formats.pubsub-formats]\n{project} = "r2"\n')
+    formats = settings.load().formats
+    assert (formats.pubsub_format(project), formats.pubsub_format(other)) == ("r2", "s3")
+    file.write_text(f'[formats.pubsub-formats]\n{project} = "r2"\n"*" = "cos"\n')
+    formats = settings.load().formats
+    assert (formats.pubsub_format(project), formats.pubsub_format(other)) == ("r2", "cos")
 
 
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

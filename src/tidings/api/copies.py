@@ -146,7 +146,7 @@ async def copy_object(parts: Parts, request: Request) -> Response:
     kept = await parts.blobs.keep(copied.through(pieces))
     # The bytes are the same, so a checksum over all of them still holds.
     sums = copied.checksums or {k: v for k, v in version.metadata.items() if k.startswith(checksums.PREFIX) and "-" not in v}
-    content_type = (request.headers.get("content-type") or headers.DEFAULT_TYPE) if replace else version.content_type
+    content_type = request.headers.get("content-type", "") if replace else version.content_type
     content = kept_content(kept, copied.size, copied.etag, content_type, {**own, **sums}, tags)
     named = f"{place.bucket}/{quote(place.key, safe='/')}" + (f"?versionId={version_id}" if version_id else "")
     async with discarding(parts.blobs, kept):

@@ -51,7 +51,7 @@ async def commit_kept(
     event: str = events.PUT,
 ) -> tuple[Content, Done]:
     """Give a body that has been taken in its row."""
-    content_type = request.headers.get("content-type") or headers.DEFAULT_TYPE
+    content_type = request.headers.get("content-type", "")
     content = kept_content(kept, decoder.length, decoder.md5_hex, content_type, {**metadata, **decoder.checksums}, tags)
     commit = objects.commit_inline_object if kept.blob is None else objects.commit_object_with_segments
     async with discarding(parts.blobs, kept):
@@ -178,7 +178,7 @@ def _described(request: Request, version: Version) -> tuple[Response, int, int]:
     }
     if conditions.unmodified(request.headers, version):
         return Response(304, answer), 0, 0
-    answer["content-type"] = version.content_type
+    answer["content-type"] = version.content_type or headers.DEFAULT_TYPE
     answer |= {name: value for name, value in version.metadata.items() if not name.startswith(checksums.PREFIX)}
     if version.tags:
         answer["x-amz-tagging-count"] = str(len(version.tags))

@@ -32,7 +32,7 @@ async def create_multipart_upload(parts: Parts, request: Request) -> Response:
     content = Content(
         0,
         "",
-        request.headers.get("content-type") or headers.DEFAULT_TYPE,
+        request.headers.get("content-type", ""),
         headers.metadata(request.raw_headers),
         tags=headers.tags(request.headers),
     )

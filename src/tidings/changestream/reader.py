@@ -89,13 +89,13 @@ def slices(
     return found
 
 
-def read(url: str, wanted: Sequence[Slice], part: int, parts: int) -> Iterator[pa.RecordBatch]:
-    """The changes of the slices, in order of position; of `parts` readers this is number `part`.
+def read(url: str, wanted: Sequence[Slice], part: int, parts: int, stored: Sequence[str] = STORED) -> Iterator[pa.RecordBatch]:
+    """The changes of the slices, in order of position; of `parts` readers this is number `part`. `stored` are the columns.
 
     The parts are made by key, so that each holds whole keys and nothing has to be shuffled to keep their order.
     """
     mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
-    columns = ", ".join(_RULES if column == "rules" else column for column in STORED)
+    columns = ", ".join(_RULES if column == "rules" else column for column in stored)
     for piece in wanted:
         select = f"select {piece.window}::bigint as window, {columns} from changes"
         query = f"{select} where {piece.condition}{mine} order by seq"

@@ -18,8 +18,6 @@ from tidings.delivery.route import Routes, expand, numbers_in
 from tidings.settings import Settings
 
 DEFAULT_FORMAT = "s3"
-DEFAULT_FORMATS = {"kafka": "cos"}
-"""By the kind of destination, where that has one of its own."""
 
 # A lane that was made after the round began is none of its business: who made it has seen to where it begins.
 _ROUTES = """
@@ -84,15 +82,17 @@ def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
-def default_format(service: str | None, project: str | None, settings: Settings) -> str:  # noqa: ARG001
+def default_format(service: str | None, project: str, settings: Settings) -> str:
     """What a lane's messages say where nobody has chosen."""
-    return DEFAULT_FORMATS.get(service or "", DEFAULT_FORMAT)
+    if service == "pubsub":
+        return settings.formats.pubsub_format(project)
+    return "cos" if service == "kafka" else DEFAULT_FORMAT
 
 
 def formats_in_use(connection: Connection, settings: Settings) -> list[str]:
     """Every format that a lane may ask for now."""
     names = {
-        (format_ or default_format(service, None, settings)) + (IN_HEADERS if headers else "")
+        (format_ or default_format(service, "", settings)) + (IN_HEADERS if headers else "")
         for service, format_, headers in connection.execute(_IN_USE).fetchall()
     }
-    return sorted(names | {DEFAULT_FORMAT})
+    return sorted(names | {DEFAULT_FORMAT, *settings.formats.pubsub_formats.values()})

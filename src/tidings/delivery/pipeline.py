@@ -25,10 +25,10 @@ from tidings.changestream import reader
 from tidings.delivery import lookup, session
 from tidings.delivery.deliver import RESULT, Terms, deliver
 from tidings.delivery.lookup import Moment
-from tidings.delivery.render import render
+from tidings.delivery.render import details_of, render
 from tidings.delivery.reports import Report, merge
-from tidings.delivery.route import ROUTED, route
-from tidings.events.schema import CHANGE
+from tidings.delivery.route import route, routed
+from tidings.events.schema import CHANGE, DETAILS, stored
 from tidings.formats import Context
 from tidings.settings import Settings
 
@@ -87,7 +87,7 @@ class Pipeline:
         self._version = moment.version
 
     def _plan(self, parts: int) -> DataFrame:
-        rendered = messages(changes(self._spark, parts), self._formats, self._settings)
+        rendered = messages(changes(self._spark, parts, self._formats), self._formats, self._settings)
         return rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT)
 
     def warm_up(self) -> None:
@@ -164,7 +164,7 @@ def send_changes(
     """Route, render and deliver changes that come from elsewhere, whole keys in order of position."""
     spark.sparkContext.setLocalProperty(_PROPERTY, todo.to_text())
     ordered = changed.repartition("bucket", "key").sortWithinPartitions("window", "seq")
-    rendered = messages(ordered.mapInArrow(_route, ROUTED), formats, settings)
+    rendered = messages(ordered.mapInArrow(_route, routed(DETAILS)), formats, settings)
     delivered = rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT).collect()
     return merge(row for row in delivered if row.lane is not None)
 
@@ -175,16 +175,18 @@ def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield lookup.routed(batch, moment)
 
 
-def changes(spark: SparkSession, parts: int) -> DataFrame:
+def changes(spark: SparkSession, parts: int, formats: Sequence[str]) -> DataFrame:
     """The changes of the task's round with where they go, each part holding whole keys in order of position."""
-    return spark.range(0, parts, 1, parts).mapInArrow(partial(_read, parts=parts), ROUTED)
+    details = details_of(formats)
+    read = partial(_read, parts=parts, columns=tuple(stored(details)))
+    return spark.range(0, parts, 1, parts).mapInArrow(read, routed(details))
 
 
-def _read(batches: Iterator[pa.RecordBatch], parts: int) -> Iterator[pa.RecordBatch]:
+def _read(batches: Iterator[pa.RecordBatch], parts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     url, todo = settings_module.load().database_url, Round.of_this_task()
     for batch in batches:
         for part in batch.column(0).to_pylist():
-            for read in reader.read(url, todo.slices, part, parts):
+            for read in reader.read(url, todo.slices, part, parts, columns):
                 yield lookup.routed(read, todo.moment)
     _leave_alone(len(sys.modules))
 
@@ -192,5 +194,5 @@ def _read(batches: Iterator[pa.RecordBatch], parts: int) -> Iterator[pa.RecordBa
 def messages(changed: DataFrame, formats: Sequence[str], settings: Settings) -> DataFrame:
     """route and render: everything between reading and sending, as native columns."""
     profile = settings.bucket_eventing.dialect
-    routed = changed.transform(route, profile.literal_filters)
-    return routed.transform(render, formats, Context(settings.api.region, profile))
+    context = Context(settings.api.region, profile, settings.formats.system_uuid, settings.formats.system_name)
+    return changed.transform(route, profile.literal_filters).transform(render, formats, context)

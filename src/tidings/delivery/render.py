@@ -50,6 +50,12 @@ def render(routed: DataFrame, formats: Iterable[str], context: Context) -> DataF
     )
 
 
+def details_of(formats: Iterable[str]) -> set[str]:
+    """The details of a change that these formats speak of."""
+    loaded = (plugins.load("formats", name.removesuffix(IN_HEADERS)) for name in formats)
+    return {detail for format_ in loaded for detail in getattr(format_, "DETAILS", ())}
+
+
 def _said(name: str, context: Context) -> Said:
     said: Said = plugins.load("formats", name.removesuffix(IN_HEADERS)).message(
         replace(context, binary=name.endswith(IN_HEADERS))

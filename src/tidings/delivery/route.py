@@ -7,7 +7,7 @@ change (seed 000, the secondary filter).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
-from tidings.events.schema import CHANGE
+from tidings.events.schema import CHANGE, stored
 from tidings.rules import columns
 
 ROUTE = StructType(
@@ -33,10 +33,13 @@ ROUTE = StructType(
 )
 """Where a change goes: the rule as it is now, and one of its lanes. `rule` is the number that the change has."""
 
-ROUTED = StructType([*(field for field in CHANGE if field.name != "rules"), *ROUTE])
 
 _ROUTE = to_arrow_schema(ROUTE)
-_ROUTED = to_arrow_schema(ROUTED, timezone="UTC")
+
+
+def routed(details: Collection[str]) -> StructType:
+    """A change with where it goes, and with these details."""
+    return StructType([CHANGE["window"], *(CHANGE[name] for name in stored(details) if name != "rules"), *ROUTE])
 
 
 class Routes:
@@ -98,7 +101,8 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
     if picked.null_count:  # their number is all that is left of rules that were deleted
         own = numbers if len(numbers) == len(picked) else numbers.take(pc.list_parent_indices(several))
         named[0] = pc.coalesce(named[0], own)
-    return pa.RecordBatch.from_arrays([*kept, *named], schema=_ROUTED)
+    names = [name for name in batch.schema.names if name != "rules"]
+    return pa.RecordBatch.from_arrays([*kept, *named], names=[*names, *_ROUTE.names])
 
 
 def route(changes: DataFrame, literal: bool = False) -> DataFrame:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
+from tidings import plugins
+
 _SECRET = re.compile(r"(?i)pass|secret|token|credential|pem|oauthbearer|(^|[._])key([._]|$)")
 """Names of options of librdkafka whose values are nobody's business."""
 _OURS = {"bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks", "request.required.acks", "transactional.id"}
@@ -45,6 +47,33 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
     )
     metrics_port: int = Field(0, ge=0, le=65535, description="where the stream shows its figures; 0 for nowhere")
     publish_timeout_seconds: float = Field(10.0, gt=0, description="the longest wait for one answer of a destination")
+
+
+class FormatSettings(BaseModel, frozen=True, extra="forbid"):
+    """What messages say, where the change alone does not tell."""
+
+    system_uuid: str = Field(
+        "00000000-0000-0000-0000-000000000000",
+        pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        description="the `system_uuid` of the format cos: which store it was, for those who hear from several",
+    )
+    system_name: str = Field("", description="the `system_name` of the format cos; empty for none")
+    pubsub_formats: dict[str, str] = Field(
+        {}, description="the format of messages to Pub/Sub for each project (public id, or `*` for the others); s3 if not said"
+    )
+
+    @field_validator("pubsub_formats")
+    @classmethod
+    def _check_formats(cls, formats: dict[str, str]) -> dict[str, str]:
+        known = plugins.names("formats")
+        for project, name in formats.items():
+            if name not in known:
+                raise ValueError(f"there is no format {name!r} (for {project}); there are: {', '.join(known)}")
+        return formats
+
+    def pubsub_format(self, project: str) -> str:
+        """The format of a project's messages to Pub/Sub."""
+        return self.pubsub_formats.get(project) or self.pubsub_formats.get("*", "s3")
 
 
 class PubSubSettings(BaseModel, frozen=True, extra="forbid"):

@@ -27,7 +27,7 @@ def _marked(replaced: LiteralString) -> LiteralString:
     """The change of a new delete marker; `replaced` is the relation with the null version that had to go for it."""
     return f"""
     select '{names.MARKER}' as event, null::bigint as size, '{EMPTY_ETAG}' as etag, h.version_id, r.size as old_size,
-           nullif(r.content_type, '') as content_type, r.metadata::text as metadata, r.tags::text as tags,
+           r.content_type, r.metadata::text as metadata, r.tags::text as tags,
            case when r.delete_marker then 'marker' when not r.delete_marker then 'version' end as replaced
     from h left join ({replaced}) r on true
 """

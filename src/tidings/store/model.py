@@ -23,8 +23,8 @@ class Segment(NamedTuple):
 class Content:
     """What is put under a key: the bytes of a small body, or the blobs that hold a larger one.
 
-    `metadata` are the headers that come back with the object, by their names in lower case. `commit_before` is when blobs
-    without a row may be swept: later than that they must not get one.
+    `content_type` is empty where the request had none. `metadata` are the headers that come back with the object, by their
+    names in lower case. `commit_before` is when blobs without a row may be swept: later than that they must not get one.
     """
 
     size: int

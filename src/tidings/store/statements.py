@@ -98,7 +98,7 @@ def change(source: LiteralString) -> LiteralString:
                          copy_source, request_at, replaced)
     select nextval('change_seq'), %(project)s, %(bucket)s, b.id, %(key)s, %(encoded)s, x.event, x.size, x.etag, %(principal)s,
            %(source_ip)s, %(request_id)s, b.config, b.rules, %(operation)s,
-           case when b.versioning <> 'unversioned' then x.version_id end, b.versioning, x.old_size, x.content_type,
+           case when b.versioning <> 'unversioned' then x.version_id end, b.versioning, x.old_size, nullif(x.content_type, ''),
            x.metadata, x.tags, %(copy_source)s, %(request_at)s, x.replaced
     from b, ({source}) x where %(recorded)s
     returning coalesce(rules, '') as rules
