@@ -18,6 +18,7 @@ from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
 from tidings.log import LogSettings
+from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
 
@@ -58,6 +59,7 @@ class Settings(BaseSettings):
     changestream: ChangestreamSettings = Field(ChangestreamSettings())
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
+    queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
 

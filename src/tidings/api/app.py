@@ -17,6 +17,7 @@ from tidings.api import hosts
 from tidings.api.aws import Aws, Front
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
+from tidings.api.sqs import Sqs
 from tidings.db.pool import make_pool
 from tidings.delivery.lag import lag
 from tidings.rules.counted import configurations
@@ -72,9 +73,12 @@ class _App:
             self._s3 = S3(self._parts)
             self._aws = Aws(self._parts, _fronts())
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
+            queueing = asyncio.create_task(self._parts.queues.keep_up())
             async with self._grpc(self._parts):
                 yield
             sweeping.cancel()
+            queueing.cancel()
+            await self._parts.queues.waiting.close()
         finally:
             if cache is not None:
                 await cache.close()
@@ -111,7 +115,7 @@ class _App:
 
 def _fronts() -> dict[str, Front]:
     """The services beside S3, by the name that a signature's scope has for them."""
-    return {}
+    return {"sqs": Sqs()}
 
 
 def _grpc_front(settings: Settings) -> Callable[[Parts], AbstractAsyncContextManager[None]]:
