@@ -130,9 +130,12 @@ def _quoted(value: Any) -> str:
 
 
 def _secrets(model: BaseModel) -> Iterator[str]:
-    for _, value in model:
+    values = [value for _, value in model]
+    for value in values:
         if isinstance(value, BaseModel):
             yield from _secrets(value)
+        elif isinstance(value, dict):
+            values.extend(value.values())
         elif isinstance(value, SecretStr) and value.get_secret_value():
             yield value.get_secret_value()
 

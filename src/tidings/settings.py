@@ -17,6 +17,7 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
+from tidings.external import ExternalSettings
 from tidings.log import LogSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
@@ -59,6 +60,7 @@ class Settings(BaseSettings):
     changestream: ChangestreamSettings = Field(ChangestreamSettings())
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
+    external: ExternalSettings = Field(ExternalSettings())
     queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from google.pubsub_v1 import PublisherClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from grpc import insecure_channel
 
+from sqs_elsewhere import sqs_elsewhere
+from tcp_proxy import Proxy
 from tidings import destinations, plugins
 from tidings.destinations import Destination
 from tidings.events.messages import SENT, Message, Outcome, Verdict
@@ -29,9 +34,11 @@ class Case:
     hang: Callable[[], None]
     mend: Callable[[], None]
     received: Callable[[], int]
+    words: str = "UNAVAILABLE"
+    """What it says while it is broken."""
 
 
-def of_memory() -> Iterator[Case]:
+def of_memory(_: pytest.FixtureRequest) -> Iterator[Case]:
     fake = MemoryDestination()
 
     def answer(outcome: Outcome, delay: float = 0.0) -> Callable[[], None]:
@@ -44,7 +51,7 @@ def of_memory() -> Iterator[Case]:
     yield Case(fake, answer(failed), answer(SENT, 60.0), answer(SENT), lambda: len(fake.received))
 
 
-def of_pubsub() -> Iterator[Case]:
+def of_pubsub(_: pytest.FixtureRequest) -> Iterator[Case]:
     topic = "projects/my-project/topics/my-topic"
     with pubsub.running() as server:
         PublisherClient(transport=PublisherGrpcTransport(channel=insecure_channel(server.address))).create_topic(name=topic)
@@ -58,16 +65,68 @@ def of_pubsub() -> Iterator[Case]:
         )
 
 
-CASES: dict[str, Callable[[], Iterator[Case]]] = {"memory": of_memory, "pubsub": of_pubsub}
+def of_queue(request: pytest.FixtureRequest) -> Iterator[Case]:
+    url: str = request.getfixturevalue("database_url")
+    project = str(uuid.uuid4())
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("insert into queues (project, name) values (%s, 'q')", [project])
+
+        def received() -> int:
+            row = connection.execute("select count(*) from queue_messages").fetchone()
+            assert row is not None
+            return int(row[0])
+
+        port = urlsplit(url).port
+        assert port is not None
+        with Proxy(port).running() as proxy:
+            settings = Settings(database={"url": url.replace(f":{port}/", f":{proxy.port}/")})
+            yield Case(
+                destinations.connect(f"arn:aws:sqs:us-east-1:{project}:q", settings),
+                lambda: proxy.set("cut"),
+                lambda: proxy.set("silent"),
+                lambda: proxy.set("open"),
+                received,
+                "the database",
+            )
+
+
+def of_queue_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
+    with sqs_elsewhere() as peer:
+        account = {"endpoint": peer.endpoint, "access_key_id": "key", "secret": "secret", "projects": "*"}
+        settings = Settings(external={"accounts": {"123456789012": account}})
+
+        def break_it() -> None:
+            peer.refusal = (503, "UNAVAILABLE", {})
+
+        def mend() -> None:
+            peer.refusal = None
+            peer.silent.clear()
+
+        yield Case(
+            destinations.connect("arn:aws:sqs:us-east-1:123456789012:q", settings),
+            break_it,
+            peer.silent.set,
+            mend,
+            lambda: len(peer.received),
+        )
+
+
+CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
+    "memory": of_memory,
+    "pubsub": of_pubsub,
+    "queue": of_queue,
+    "queue-elsewhere": of_queue_elsewhere,
+}
+"""By the destination's name; a second case of one has a word behind it."""
 
 
 def test_every_destination_has_a_case() -> None:
-    assert set(CASES) - {"memory"} == set(plugins.names("destinations"))
+    assert {name.partition("-")[0] for name in CASES} - {"memory"} == set(plugins.names("destinations"))
 
 
 @pytest.fixture(params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    yield from CASES[request.param]()
+    yield from CASES[request.param](request)
 
 
 @pytest.fixture
@@ -97,7 +156,7 @@ def test_a_failure_is_an_outcome_with_the_peer_s_words_and_passes(case: Case, lo
     case.break_it()
     outcomes = loop.run_until_complete(case.destination.send(messages(2), 5.0))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.RETRY] * 2
-    assert all("UNAVAILABLE" in outcome.reason for outcome in outcomes)
+    assert all(case.words in outcome.reason for outcome in outcomes)
     case.mend()
     assert loop.run_until_complete(case.destination.send(messages(2), 5.0)) == [SENT] * 2
     loop.run_until_complete(case.destination.close())
