@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from botocore.exceptions import ClientError
 from s3_server import REGION, Server, s3_server
 from sqs_clients import another_project, code_of, sqs, with_key
 
+import canary
 from conftest import fresh_database
 from tidings.access.macaroons import Caveat
 from tidings.local.postgres import Postgres
@@ -28,7 +31,12 @@ OLD = "AWS.SimpleQueueService."
 
 @pytest.fixture(scope="module")
 def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    settings = {"TIDINGS_QUEUES__SWEEP_SECONDS": "1", "TIDINGS_API__WORKERS": "2", "TIDINGS_QUEUES__MAX_PER_PROJECT": "60"}
+    settings = {
+        "TIDINGS_QUEUES__SWEEP_SECONDS": "1",
+        "TIDINGS_API__WORKERS": "2",
+        "TIDINGS_QUEUES__MAX_PER_PROJECT": "60",
+        "TIDINGS_BUCKET_EVENTING__DESTINATIONS": '["pubsub", "queue"]',
+    }
     with s3_server(fresh_database(postgres, "sqs"), tmp_path_factory.mktemp("sqs"), **settings) as running:
         yield running
 
@@ -437,26 +445,34 @@ def test_limits_are_held_and_said(client: Any, url: str, server: Server) -> None
     assert project in rest["QueueUrls"][-1]
 
 
-def aws(server: Server, *arguments: str) -> Any:
-    # Said on the command line: version 1 of the AWS CLI does not listen to AWS_ENDPOINT_URL for sqs.
-    command = [str(Path(sys.executable).parent / "aws"), "--endpoint-url", server.endpoint, "sqs", *arguments]
-    done = subprocess.run(command, env=server.environment(), capture_output=True, check=False, timeout=120)
+def test_the_commands_of_the_guide_do_what_it_says(server: Server) -> None:
+    guide = (Path(__file__).parent.parent.parent / "docs" / "queues.md").read_text()
+    shown = "".join(re.findall(r"```console\n(.*?)```", guide, re.DOTALL))
+    script = "set -eux\n" + re.sub(r"^\$ ", "", shown, flags=re.MULTILINE)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**server.environment(), "ENDPOINT": server.endpoint, "PATH": path}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, check=False, timeout=250)
     assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout or b"{}")
+    assert done.stdout.decode().count("s3:TestEvent") == 2  # in the queue, and in that of the dead letters
+    assert (
+        server.query("select q.name from queue_messages m join queues q using (pile) where q.name in ('work', 'letters')") == []
+    )
 
 
-def test_the_aws_command_line_does_the_whole_round(server: Server) -> None:
-    url = aws(server, "create-queue", "--queue-name", "cli")["QueueUrl"]
-    letters = aws(server, "create-queue", "--queue-name", "cli-letters")["QueueUrl"]
-    arn = aws(server, "get-queue-attributes", "--queue-url", letters, "--attribute-names", "QueueArn")["Attributes"]["QueueArn"]
-    policy = json.dumps({"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "1"})})
-    aws(server, "set-queue-attributes", "--queue-url", url, "--attributes", policy)
-    aws(server, "send-message", "--queue-url", url, "--message-body", "hello")
-    for _ in range(2):
-        aws(server, "receive-message", "--queue-url", url, "--visibility-timeout", "0")
-    aws(server, "start-message-move-task", "--source-arn", arn)
-    (found,) = aws(server, "receive-message", "--queue-url", url, "--wait-time-seconds", "20")["Messages"]
-    assert found["Body"] == "hello"
-    aws(server, "delete-message", "--queue-url", url, "--receipt-handle", found["ReceiptHandle"])
-    aws(server, "delete-queue", "--queue-url", letters)
-    assert aws(server, "list-queues", "--queue-name-prefix", "cli")["QueueUrls"] == [url]
+def test_the_operator_sees_what_is_in_each_queue(client: Any, url: str, server: Server) -> None:
+    for delay in (0, 0, 900):
+        client.send_message(QueueUrl=url, MessageBody="m", DelaySeconds=delay)
+    received(client, url)
+    environment = {**os.environ, "TIDINGS_DATABASE__URL": server.database_url}
+
+    def listed(*more: str) -> str:
+        command = [sys.executable, "-m", "tidings", "queues", "list", "--project", "tests", *more]
+        said = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout.decode()
+        canary.seen(said)
+        return said
+
+    (row,) = [each for each in json.loads(listed("--json")) if each["name"] == url.rpartition("/")[2]]
+    assert (row["visible"], row["in_flight"], row["delayed"], row["dead_letter"]) == (1, 1, 1, None)
+    assert row["oldest_seconds"] < 60
+    (line,) = [line for line in listed().splitlines() if row["name"] in line]
+    assert line.split()[:6] == [server.project, row["name"], "waiting", "1", "1", "1"]

@@ -8,7 +8,7 @@ import sys
 import typer
 
 from tidings import log
-from tidings.cli import access, buckets, projects, rules, running, topics, upkeep
+from tidings.cli import access, buckets, projects, queues, rules, running, topics, upkeep
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
 
@@ -34,6 +34,7 @@ app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
+app.add_typer(queues.app, name="queues")
 
 
 def main() -> None:
