@@ -17,7 +17,9 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
+from tidings.external import ExternalSettings
 from tidings.log import LogSettings
+from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
 
@@ -60,6 +62,8 @@ class Settings(BaseSettings):
     formats: FormatSettings = Field(FormatSettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
     kafka: KafkaSettings = Field(KafkaSettings())
+    external: ExternalSettings = Field(ExternalSettings())
+    queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
 

@@ -9,9 +9,12 @@ import asyncio
 import logging
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
@@ -19,6 +22,8 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 from grpc import insecure_channel
 
 import kafka_reader
+from sqs_elsewhere import sqs_elsewhere
+from tcp_proxy import Proxy
 from tidings import destinations, plugins
 from tidings.destinations import Destination
 from tidings.events.messages import SENT, Message, Outcome, Verdict
@@ -54,7 +59,7 @@ class Case:
     """A size of body that no message may have; None where there is no limit."""
 
 
-def of_memory() -> Iterator[Case]:
+def of_memory(_: pytest.FixtureRequest) -> Iterator[Case]:
     fake = MemoryDestination()
 
     def answer(outcome: Outcome, delay: float = 0.0) -> Callable[[], None]:
@@ -74,7 +79,7 @@ def of_memory() -> Iterator[Case]:
     )
 
 
-def of_pubsub() -> Iterator[Case]:
+def of_pubsub(_: pytest.FixtureRequest) -> Iterator[Case]:
     topic = "projects/my-project/topics/my-topic"
     subscription = "projects/my-project/subscriptions/my-subscription"
     with pubsub.running() as server, insecure_channel(server.address) as channel:
@@ -98,7 +103,7 @@ def of_pubsub() -> Iterator[Case]:
         )
 
 
-def of_kafka() -> Iterator[Case]:
+def of_kafka(_: pytest.FixtureRequest) -> Iterator[Case]:
     with kafka.running() as brokers:
 
         def mend() -> None:
@@ -121,7 +126,7 @@ def of_kafka() -> Iterator[Case]:
         )
 
 
-def of_log() -> Iterator[Case]:
+def of_log(_: pytest.FixtureRequest) -> Iterator[Case]:
     lines: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = lines.append  # type: ignore[method-assign]
@@ -139,21 +144,82 @@ def of_log() -> Iterator[Case]:
     logger.setLevel(level)
 
 
-CASES: dict[str, Callable[[], Iterator[Case]]] = {
+def of_queue(request: pytest.FixtureRequest) -> Iterator[Case]:
+    url: str = request.getfixturevalue("database_url")
+    project = str(uuid.uuid4())
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("insert into queues (project, name) values (%s, 'q')", [project])
+
+        def arrived() -> Arrived:
+            rows = connection.execute("select body, attributes from queue_messages order by id").fetchall()
+            return [(body.encode(), {name: value["StringValue"] for name, value in said.items()}) for body, said in rows]
+
+        port = urlsplit(url).port
+        assert port is not None
+        with Proxy(port).running() as proxy:
+            settings = Settings(database={"url": url.replace(f":{port}/", f":{proxy.port}/")})
+            yield Case(
+                destinations.connect(f"arn:aws:sqs:us-east-1:{project}:q", settings),
+                lambda: proxy.set("cut"),
+                lambda: proxy.set("silent"),
+                lambda: proxy.set("open"),
+                lambda: len(arrived()),
+                "the database",
+                arrived,
+                too_large=262_144,
+            )
+
+
+def of_queue_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
+    with sqs_elsewhere() as peer:
+        account = {"endpoint": peer.endpoint, "access_key_id": "key", "secret": "secret", "projects": "*"}
+        settings = Settings(external={"accounts": {"123456789012": account}})
+
+        def break_it() -> None:
+            peer.refusal = (503, "UNAVAILABLE", {})
+
+        def mend() -> None:
+            peer.refusal = None
+            peer.silent.clear()
+
+        def arrived() -> Arrived:
+            return [
+                (
+                    each["MessageBody"].encode(),
+                    {name: value["StringValue"] for name, value in each["MessageAttributes"].items()},
+                )
+                for each in peer.received
+            ]
+
+        yield Case(
+            destinations.connect("arn:aws:sqs:us-east-1:123456789012:q", settings),
+            break_it,
+            peer.silent.set,
+            mend,
+            lambda: len(peer.received),
+            arrived=arrived,
+            too_large=262_144,
+        )
+
+
+CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
     "kafka": of_kafka,
     "log": of_log,
     "memory": of_memory,
     "pubsub": of_pubsub,
+    "queue": of_queue,
+    "queue-elsewhere": of_queue_elsewhere,
 }
+"""By the destination's name; a second case of one has a word behind it."""
 
 
 def test_every_destination_has_a_case() -> None:
-    assert set(CASES) - {"memory"} == set(plugins.names("destinations"))
+    assert {name.partition("-")[0] for name in CASES} - {"memory"} == set(plugins.names("destinations"))
 
 
 @pytest.fixture(params=sorted(CASES))
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    yield from CASES[request.param]()
+    yield from CASES[request.param](request)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from tidings.access.macaroons import BadKey, Caveat, Macaroon
-from tidings.access.permissions import ACTIONS
+from tidings.access.permissions import ACTIONS, FIRST_ACTIONS
 from tidings.errors import OperatorError
 
 # The shape of AWS's own keys, which some clients check: "AKIA" and 16 characters of base32; 40 for the secret.
@@ -99,7 +99,7 @@ def listed(connection: psycopg.Connection[Any], public_id: str) -> list[Known]:
         [public_id],
     ).fetchall()
     return [
-        inspect(connection, api_key) if api_key else Known(access_key_id, public_id, list(ACTIONS), [], False, created_at)
+        inspect(connection, api_key) if api_key else Known(access_key_id, public_id, list(FIRST_ACTIONS), [], False, created_at)
         for access_key_id, api_key, created_at in rows
     ]
 

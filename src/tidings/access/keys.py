@@ -12,7 +12,7 @@ import psycopg
 
 from tidings.access import api_keys
 from tidings.access.macaroons import BadKey, Macaroon
-from tidings.access.permissions import ACTIONS, Grant
+from tidings.access.permissions import FIRST_ACTIONS, Grant
 from tidings.db.pool import Pool
 
 _NO_ROOT = secrets.token_bytes(32)
@@ -51,7 +51,7 @@ async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str)
         return None
     secret, project, api_key, root, actions = row
     if api_key is None:  # older than API keys
-        return Principal(access_key_id, secret, project, Grant(frozenset(ACTIONS)))
+        return Principal(access_key_id, secret, project, Grant(frozenset(FIRST_ACTIONS)))
     try:
         grant = await _grant(connection, Macaroon.parse(api_key), root, actions)
     except BadKey:

@@ -10,7 +10,10 @@ from tidings.access.macaroons import Caveat
 READ, WRITE, LIST, DELETE = "read", "write", "list", "delete"
 PUT_NOTIFICATION = "PutBucketNotificationConfiguration"
 GET_NOTIFICATION = "GetBucketNotificationConfiguration"
-ACTIONS = (READ, WRITE, LIST, DELETE, PUT_NOTIFICATION, GET_NOTIFICATION)
+MANAGE_QUEUES, SEND_MESSAGE, RECEIVE_MESSAGE = "ManageQueues", "SendMessage", "ReceiveMessage"
+FIRST_ACTIONS = (READ, WRITE, LIST, DELETE, PUT_NOTIFICATION, GET_NOTIFICATION)
+"""What a key may do that is older than API keys."""
+ACTIONS = (*FIRST_ACTIONS, MANAGE_QUEUES, SEND_MESSAGE, RECEIVE_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,12 @@ class Grant:
         bucket it is about no bucket in particular.
         """
         return action in self.actions and all(_allows(caveat, action, bucket, prefix, now) for caveat in self.caveats)
+
+    def allows_beside_buckets(self, action: str, now: float) -> bool:
+        """Whether `action` is allowed on something that is in no bucket. A key that is for some buckets is for them alone."""
+        return self.allows(action, None, None, now) and all(
+            caveat.buckets is None and caveat.prefixes is None for caveat in self.caveats
+        )
 
     def sees(self, bucket: str, now: float) -> bool:
         """Whether a list of buckets shows this one."""

@@ -17,6 +17,7 @@ from tidings.errors import CallerError
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 TERMINATOR = "aws4_request"
+S3 = "s3"
 MAX_SKEW = timedelta(minutes=15)
 LONGEST = 604_800
 """Seconds that a signature made beforehand can be good for: seven days, as long as S3 keeps a signing key."""
@@ -37,9 +38,10 @@ class Scope:
     access_key_id: str
     date: str
     region: str
+    service: str = S3
 
     def __str__(self) -> str:
-        return f"{self.date}/{self.region}/s3/{TERMINATOR}"
+        return f"{self.date}/{self.region}/{self.service}/{TERMINATOR}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,19 @@ class Claim:
 
 # What a client sends hardly changes from one request to the next: reading it again costs as much as the signature.
 @lru_cache(maxsize=4096)
-def read(credential: str, region: str, refuse: Refuse) -> Scope:
-    """The scope that a credential names, if it is one for here."""
+def read(credential: str, region: str, refuse: Refuse, service: str = S3) -> Scope:
+    """The scope that a credential names, if it is one for here, and for this service."""
     match = _CREDENTIAL.fullmatch(credential)
     if match is None:
-        raise refuse(f"the credential must be KEY/YYYYMMDD/{region}/s3/{TERMINATOR}.")
-    key_id, date, scope_region, service, terminator = match.groups()
+        raise refuse(f"the credential must be KEY/YYYYMMDD/{region}/{service}/{TERMINATOR}.")
+    key_id, date, scope_region, scope_service, terminator = match.groups()
     if scope_region != region:
         raise refuse(f"the region {scope_region[:100]!r} is wrong; expecting {region!r}.", Region=region)
-    if service != "s3":
-        raise refuse(f"the service {service[:100]!r} is wrong; expecting 's3'.")
+    if scope_service != service:
+        raise refuse(f"the service {scope_service[:100]!r} is wrong; expecting {service!r}.")
     if terminator != TERMINATOR:
         raise refuse(f"the scope ends in {terminator[:100]!r}; expecting {TERMINATOR!r}.")
-    return Scope(key_id, date, region)
+    return Scope(key_id, date, region, service)
 
 
 @lru_cache(maxsize=1024)
@@ -103,9 +105,9 @@ def stamp(when: datetime) -> str:
 
 
 @lru_cache(maxsize=4096)
-def signing_key(secret: str, date: str, region: str) -> bytes:
+def signing_key(secret: str, date: str, region: str, service: str = S3) -> bytes:
     """Four HMACs that are the same for a whole day. Keyed by the secret itself: a changed one never meets an old key."""
     key = f"AWS4{secret}".encode()
-    for part in (date, region, "s3", TERMINATOR):
+    for part in (date, region, service, TERMINATOR):
         key = hmac.digest(key, part.encode(), "sha256")
     return key

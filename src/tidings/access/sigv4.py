@@ -3,9 +3,10 @@
 Two steps, so that the secret can be looked up in between: `parse` judges the form of a request and needs no secret,
 `verify` compares the signature. Nothing of a request may be acted on before `verify` has returned.
 
-There are three mechanisms: the `Authorization` header, the query of a presigned URL (`presigned.py`), and the policy of
+For S3 there are three mechanisms: the `Authorization` header, the query of a presigned URL (`presigned.py`), and the policy of
 a form (`policy.py`). Each has its own way to a `SignedRequest`; from there on there is one way for all. A request that
-uses two of them is refused.
+uses two of them is refused. The services beside S3 have one, the header (`parse_call`), and their signature is over the whole
+body. The service is part of what is signed, and of the key that signs: a signature for one is worth nothing at another.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tidings.access import presigned
 from tidings.access.scope import (
     ALGORITHM,
     MAX_SKEW,
+    S3,
     TERMINATOR,
     Claim,
     Scope,
@@ -40,6 +42,7 @@ from tidings.errors import CallerError
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^,\s]*) ?, ?SignedHeaders=([^,\s]*) ?, ?Signature=([^,\s]*)", re.ASCII
 )
+_SERVICE = re.compile(rb"Credential=[^,\s/]*/[^,\s/]*/[^,\s/]*/([^,\s/]*)/")
 _HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 _BROKEN_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _PLAIN_PATH = re.compile(rb"/[A-Za-z0-9_.~/-]*")
@@ -146,9 +149,72 @@ def parse(
     )
 
 
+def service_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The service that a request says it was signed for, which tells what front to ask; nothing is verified yet."""
+    value = next((value for name, value in headers if name == b"authorization"), b"")
+    found = _SERVICE.search(value)
+    return found[1].decode("latin-1") if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A well-formed signed request to a service beside S3, but for its body, which the signature is over."""
+
+    claim: Claim
+    headers: Mapping[str, str] = field(repr=False)
+    _before_the_hash: str = field(repr=False)
+
+    @property
+    def access_key_id(self) -> str:
+        return self.claim.scope.access_key_id
+
+    def over(self, body: bytes) -> SignedRequest:
+        """The same with its body, for `verify`."""
+        payload_hash = hashlib.sha256(body).hexdigest()
+        if self.headers.get("x-amz-content-sha256", payload_hash) != payload_hash:
+            raise CallerError(
+                "XAmzContentSHA256Mismatch",
+                "x-amz-content-sha256 is not the body's SHA-256 in lower-case hexadecimal: send that, or leave it out.",
+            )
+        canonical = self._before_the_hash + payload_hash
+        digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
+        return SignedRequest(
+            self.claim.scope,
+            self.claim.timestamp,
+            self.claim.signature,
+            PayloadKind.HASHED,
+            payload_hash,
+            string_to_sign=f"{ALGORITHM}\n{self.claim.timestamp}\n{self.claim.scope}\n{digest}",
+            headers=self.headers,
+            canonical_request=canonical,
+        )
+
+
+def parse_call(
+    method: str,
+    raw_path: bytes,
+    raw_query: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    now: datetime,
+    region: str,
+    service: str,
+) -> Call:
+    """As `parse`, for a service beside S3: before the body is read, so that no stranger can make us read one."""
+    fields = _fold(headers)
+    parameters = _parameters(raw_query)
+    if _in_query(fields, parameters):
+        raise CallerError("InvalidRequest", f"A signature in the query is not served for {service}: send it as a header.")
+    claim = _authorization(fields, now, region, service)
+    _check_coverage(fields, claim, *(["date"] if "x-amz-date" not in fields else []))
+    query = "&".join([f"{name}={value}" for name, value in sorted(parameters.items())])
+    lines = "".join([f"{name}:{fields[name]}\n" for name in claim.names])
+    path = _canonical_call_path(raw_path)
+    return Call(claim, fields, f"{method}\n{path}\n{query}\n{lines}\n{';'.join(claim.names)}\n")
+
+
 def verify(signed: SignedRequest, secret: str) -> SigningContext:
     """Compare the signature, in constant time, with the one that `secret` gives."""
-    key = signing_key(secret, signed.scope.date, signed.scope.region)
+    key = signing_key(secret, signed.scope.date, signed.scope.region, signed.scope.service)
     expected = hmac.digest(key, signed.string_to_sign.encode(), "sha256").hex()
     if not hmac.compare_digest(expected, signed.signature):
         shown = {"CanonicalRequest": _PRIVATE.sub(r"\1(not shown)", signed.canonical_request)}
@@ -212,6 +278,16 @@ def _canonical_path(raw_path: bytes) -> str:
     return quote_from_bytes(unquote_to_bytes(raw_path), safe="/")
 
 
+def _canonical_call_path(raw_path: bytes) -> str:
+    """As every service but S3 has it: what was sent, encoded once more. Paths that would have to be normalised name nothing."""
+    if _PLAIN_PATH.fullmatch(raw_path) and b"//" not in raw_path and b"/." not in raw_path:
+        return raw_path.decode("ascii")
+    _check_percent(raw_path)
+    if not raw_path.startswith(b"/") or b"//" in raw_path or b"/." in raw_path:
+        raise CallerError("InvalidURI", f"The path {raw_path[:100]!r} names nothing here: send the request to /.")
+    return quote_from_bytes(raw_path, safe="/~")
+
+
 def _check_percent(raw: bytes) -> None:
     if _BROKEN_PERCENT.search(raw):
         raise CallerError("InvalidURI", f"{raw[:100]!r} has a % that two hexadecimal digits do not follow: send %25.")
@@ -241,7 +317,7 @@ def _in_query(fields: Mapping[str, str], parameters: Mapping[str, str]) -> bool:
     return bool(version_4)
 
 
-def _authorization(fields: Mapping[str, str], now: datetime, region: str) -> Claim:
+def _authorization(fields: Mapping[str, str], now: datetime, region: str, service: str = S3) -> Claim:
     # The messages quote single fields only: the header of another mechanism may hold a password or a token.
     value = fields["authorization"]
     if value.partition(" ")[0] != ALGORITHM:
@@ -249,9 +325,9 @@ def _authorization(fields: Mapping[str, str], now: datetime, region: str) -> Cla
     match = _AUTHORIZATION.fullmatch(value)
     if match is None:
         raise _malformed(
-            f"write {ALGORITHM} Credential=KEY/YYYYMMDD/{region}/s3/{TERMINATOR}, SignedHeaders=A;B, Signature=HEX."
+            f"write {ALGORITHM} Credential=KEY/YYYYMMDD/{region}/{service}/{TERMINATOR}, SignedHeaders=A;B, Signature=HEX."
         )
-    made_for = read(match[1], region, _malformed)
+    made_for = read(match[1], region, _malformed, service)
     names = signed_names(match[2], _malformed)
     given = signature(match[3], _malformed)
     when, timestamp = _moment(fields)

@@ -1,4 +1,4 @@
-"""The application that a worker process runs: the S3 front, and three paths for whoever watches over the process."""
+"""The application that a worker process runs: S3, the services beside it, and three paths for whoever watches over it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings import metrics
 from tidings.api import hosts
+from tidings.api.aws import Aws, Front
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
+from tidings.api.sqs import Sqs
 from tidings.db.pool import make_pool
 from tidings.delivery.lag import lag
 from tidings.rules.counted import configurations
@@ -38,6 +40,7 @@ class _App:
         self._settings = settings
         self._parts: Parts | None = None
         self._s3: S3 | None = None
+        self._aws: Aws | None = None
         self._grpc = _grpc_front(settings)
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
@@ -68,10 +71,14 @@ class _App:
         try:
             self._parts = Parts.over(self._settings, pool, blobs, cache)
             self._s3 = S3(self._parts)
+            self._aws = Aws(self._parts, _fronts())
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
+            queueing = asyncio.create_task(self._parts.queues.keep_up())
             async with self._grpc(self._parts):
                 yield
             sweeping.cancel()
+            queueing.cancel()
+            await self._parts.queues.waiting.close()
         finally:
             if cache is not None:
                 await cache.close()
@@ -80,7 +87,9 @@ class _App:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._s3 is not None
-        await self._s3(scope, receive, send)
+        assert self._aws is not None
+        front = self._aws if self._aws.serves(scope) else self._s3
+        await front(scope, receive, send)
 
     async def _ready(self, _: Request) -> PlainTextResponse:
         assert self._parts is not None
@@ -102,6 +111,11 @@ class _App:
         except (psycopg.Error, TimeoutError):
             pass
         return Response(metrics.exposition(gauges), media_type=metrics.CONTENT_TYPE)
+
+
+def _fronts() -> dict[str, Front]:
+    """The services beside S3, by the name that a signature's scope has for them."""
+    return {"sqs": Sqs()}
 
 
 def _grpc_front(settings: Settings) -> Callable[[Parts], AbstractAsyncContextManager[None]]:

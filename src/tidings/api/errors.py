@@ -1,4 +1,4 @@
-"""What went wrong, as an S3 answer. This is the only place where an error becomes one."""
+"""What went wrong, as an S3 answer. This is the only place where an error becomes one; other fronts have their own forms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 def response(error: Exception, method: str, resource: str, request_id: str, host_id: str) -> Response:
     """The answer to a request that failed. What is not the caller's fault is logged here, once, by the request's id."""
-    problem = _as_caller_error(error, method, resource, request_id)
+    problem = as_caller_error(error, method, resource, request_id)
     if method == "HEAD":
         return Response(problem.status, problem.headers)
     elements = [
@@ -30,7 +30,8 @@ def response(error: Exception, method: str, resource: str, request_id: str, host
     return Response(problem.status, {"content-type": "application/xml", **problem.headers}, body)
 
 
-def _as_caller_error(error: Exception, method: str, resource: str, request_id: str) -> CallerError:
+def as_caller_error(error: Exception, method: str, resource: str, request_id: str) -> CallerError:
+    """What the caller hears of any failure, whichever service was asked."""
     if isinstance(error, CallerError):
         return error
     fields = {"request_id": request_id, "method": method, "resource": resource}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tidings.access.keys import KeyCache
 from tidings.api.request import Request
 from tidings.db.pool import Pool
+from tidings.queues.service import Queues
 from tidings.rules.lookup import Cache, Lookup
 from tidings.rules.notification import Notifications
 from tidings.settings import Settings
@@ -22,11 +23,13 @@ class Parts:
     keys: KeyCache
     lookup: Lookup
     notifications: Notifications
+    queues: Queues
 
     @classmethod
     def over(cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None) -> Parts:
         lookup = Lookup(settings.bucket_eventing, pool, cache)
-        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup))
+        queues = Queues(pool, settings.queues)
+        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), queues)
 
     async def origin(self, request: Request) -> Origin:
         """Where a change comes from. Call it when the change is about to be made: it asks what is known of the rules."""

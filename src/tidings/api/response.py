@@ -34,7 +34,7 @@ class Response:
 
 async def _stream(body: AsyncIterator[bytes], receive: Receive, send: Send) -> None:
     # `send` says nothing about a client that has gone: without the watch a blob would be read to its end for nobody.
-    gone = asyncio.ensure_future(_closed(receive))
+    gone = asyncio.ensure_future(closed(receive))
     try:
         async for chunk in body:
             if gone.done():
@@ -48,6 +48,7 @@ async def _stream(body: AsyncIterator[bytes], receive: Receive, send: Send) -> N
         gone.cancel()
 
 
-async def _closed(receive: Receive) -> None:
+async def closed(receive: Receive) -> None:
+    """Returns when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,0 +1,121 @@
+"""The way in for the services beside S3 on the same port: the signature's scope says which one is meant.
+
+Verify first, dispatch after, as for S3. The key must be known before the body is read, because the signature is over the
+body: a stranger cannot make us hold one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from tidings import metrics
+from tidings.access import sigv4
+from tidings.access.keys import Principal
+from tidings.api import cors, errors, hosts
+from tidings.api.body import Body, Receive
+from tidings.api.parts import Parts
+from tidings.api.response import Response, Send, closed
+from tidings.api.s3 import Scope
+from tidings.errors import CallerError
+
+MAX_BODY = 2 * 1024 * 1024
+"""Room for 256 KiB of text in which every character is written as six."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A verified request to one of these services. `url` is where the caller reached us, without a path."""
+
+    id: str
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    principal: Principal
+    body: bytes
+    url: str
+    receive: Receive = field(repr=False)
+    operation: str = "unknown"
+    """For the metrics; the front sets it, to one of a fixed set of names."""
+
+    @property
+    def project(self) -> str:
+        return self.principal.project
+
+    async def closed(self) -> None:
+        """Returns when the caller has gone away."""
+        await closed(self.receive)
+
+
+class Front(Protocol):
+    """One service: what it does with a call, and how it says what went wrong (also before there is a call)."""
+
+    async def serve(self, parts: Parts, call: Call) -> Response: ...
+
+    def refused(self, problem: CallerError, request_id: str) -> Response: ...
+
+
+class Aws:
+    """An ASGI application over the parts that the process has opened. `fronts` are by the service in the signature's scope."""
+
+    def __init__(self, parts: Parts, fronts: Mapping[str, Front]) -> None:
+        self._parts = parts
+        self._fronts = fronts
+
+    def serves(self, scope: Scope) -> bool:
+        return sigv4.service_of(scope["headers"]) in self._fronts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = str(uuid.uuid4())
+        service = sigv4.service_of(scope["headers"])
+        front = self._fronts[service]
+        body = Body(receive, scope["headers"])
+        call: Call | None = None
+        try:
+            call = await self._verified(scope, service, body, receive, request_id)
+            response = await front.serve(self._parts, call)
+        except Exception as error:
+            resource = f"{service}:{call.operation}" if call else service
+            response = front.refused(errors.as_caller_error(error, scope["method"], resource, request_id), request_id)
+            await body.drain()
+        answer = {**response.headers, "x-amzn-requestid": request_id}
+        if body.unread:  # see `S3.__call__`
+            answer["connection"] = "close"
+        response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
+        body.close()
+        metrics.answered(f"{service}:{call.operation if call else 'unknown'}", response.status)
+        await response.send(receive, send)
+
+    async def _verified(self, scope: Scope, service: str, body: Body, receive: Receive, request_id: str) -> Call:
+        method, raw_path, raw_query, raw_headers = scope["method"], scope["raw_path"], scope["query_string"], scope["headers"]
+        region = self._parts.settings.api.region
+        signed = sigv4.parse_call(method, raw_path, raw_query, raw_headers, datetime.now(UTC), region, service)
+        principal = await self._parts.keys.find(signed.access_key_id)
+        if principal is None:
+            raise CallerError("InvalidAccessKeyId", "The security token included in the request is invalid: no such key.")
+        content = await _whole(body)
+        sigv4.verify(signed.over(content), principal.secret)
+        return Call(
+            request_id,
+            method,
+            raw_path.decode("latin-1"),
+            raw_query.decode("latin-1"),
+            signed.headers,
+            principal,
+            content,
+            f"{scope.get('scheme', 'http')}://{hosts.host(raw_headers)}",
+            receive,
+        )
+
+
+async def _whole(body: Body) -> bytes:
+    content = bytearray()
+    while not body.ended:
+        content += await body.next()
+        if len(content) > MAX_BODY:
+            raise CallerError("EntityTooLarge", f"The request is longer than {MAX_BODY} bytes.")
+    return bytes(content)
