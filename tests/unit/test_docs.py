@@ -66,6 +66,14 @@ def test_the_guide_to_the_formats_shows_golden_messages_of_each() -> None:
     assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == formats
 
 
+def test_the_kafka_cluster_in_the_page_of_destinations_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "destinations.md").read_text(), re.DOTALL)
+    file = tmp_path / "tidings.toml"
+    file.write_text(example)
+    monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
+    assert settings.load().kafka.clusters["main"].option("sasl.password") == "..."
+
+
 def test_the_python_in_the_spark_guide_is_python() -> None:
     for example in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "spark.md").read_text(), re.DOTALL):
         ast.parse(example)

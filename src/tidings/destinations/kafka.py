@@ -124,9 +124,11 @@ class Kafka:
         for i, report in enumerate(reports):
             if report is None or report is _UNREPORTED or report.code() not in _IN_COMPANY:
                 continue
+            if _size(messages[i]) > limit:
+                continue
             if clock() >= deadline:
                 reports[i] = _UNREPORTED
-            elif _size(messages[i]) <= limit:
+            else:
                 [reports[i]] = await producer.send(self._address.topic, [messages[i]], deadline)
 
     async def close(self) -> None:
@@ -143,8 +145,7 @@ def outcome_of(error: KafkaError, message: Message, limit: int) -> Outcome:
         return Outcome(Verdict.RETRY, words)
     if code in _TOO_LARGE:
         size = _size(message)
-        whose = f"the limit is {limit}" if size > limit else f"the broker takes less; ours would be {limit}"
-        words = f"{words}: the message has {size} bytes with its key and headers, {whose}"
+        words = f"{words}: the message has {size} bytes with its key and headers; the limit is {limit}, a broker's may be lower"
     return Outcome(Verdict.REJECTED, words)
 
 

@@ -56,6 +56,8 @@ _REQUEST_BYTES = 10_000_000
 _ATTRIBUTES = 100
 _NAME_BYTES = 256
 _VALUE_BYTES = 1024
+_SHORT = 64
+"""Characters, of four bytes at most: fits as a name and as a value without a closer look."""
 _ALWAYS = ("id", "sequencer")
 """Never left out for want of room."""
 
@@ -150,7 +152,9 @@ class PubSub:
                 outcomes[i] = SENT
 
     def _prepared(self, message: Message) -> Any:
-        key = _ordering_key(message.group) if self._settings.ordering else ""
+        if not self._settings.ordering:
+            return _pubsub_message(data=message.body, attributes=_fitting(message.attributes))
+        key = _ordering_key(message.group)
         return _pubsub_message(data=message.body, attributes=_fitting(message.attributes), ordering_key=key)
 
     def _request(self, prepared: list[Any]) -> Any:
@@ -177,6 +181,12 @@ def _after(error: GoogleAPICallError) -> float | None:
 
 def _fitting(attributes: dict[str, str]) -> dict[str, str]:
     """Without what Pub/Sub would refuse the whole message for. A value cut short would say something else: better none."""
+    for name, value in attributes.items():
+        if len(name) > _SHORT or len(value) > _SHORT:
+            break
+    else:
+        if len(attributes) <= _ATTRIBUTES:
+            return attributes
     fitting = {name: value for name, value in attributes.items() if _fits(name, _NAME_BYTES) and _fits(value, _VALUE_BYTES)}
     if len(fitting) > _ATTRIBUTES:
         first = [name for name in _ALWAYS if name in fitting]
