@@ -35,7 +35,10 @@ _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt in
 _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 # Executors may run where temporary folders are deep in a tree, as on YARN, and the path of a socket ends at 107 characters.
-_ELSEWHERE = {"spark.python.unix.domain.socket.dir": "/tmp"}
+_ELSEWHERE = {
+    "spark.python.unix.domain.socket.dir": "/tmp",
+    "spark.executor.syncLogLevel.enabled": "true",  # otherwise executors write ten lines for every task
+}
 
 
 def check_java() -> None:

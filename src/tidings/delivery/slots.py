@@ -16,7 +16,7 @@ _WAIT_SECONDS = 60.0
 # Executors register one after the other. Parts of a round are made for as many as there are when the stream starts.
 _SETTLED_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
-_WATCH_SECONDS = 10.0
+_WATCH_SECONDS = 5.0
 
 
 def slots(spark: SparkSession) -> int:

@@ -40,7 +40,7 @@ def test_the_archive_is_a_whole_tidings(tmp_path: Path) -> None:
     """Plugins and migrations are found in it as they are in a folder."""
     archive = shipping.pack(tmp_path)
     program = (
-        "import tidings; from tidings import plugins, delivery; from importlib import resources; import tidings.delivery.pipeline;"
+        "import tidings, tidings.delivery.pipeline; from tidings import plugins; from importlib import resources;"
         "print(tidings.__file__, plugins.names('destinations'), plugins.names('formats'),"
         "any(file.name.startswith('0001') for file in resources.files('tidings.db').joinpath('migrations').iterdir()))"
     )
