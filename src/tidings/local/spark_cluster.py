@@ -103,8 +103,8 @@ class SparkCluster:
             time.sleep(_LOOK_SECONDS)
 
     def state(self) -> dict[str, Any]:
-        """What the master says of its workers and applications; nothing, if it does not answer."""
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.pages[0]}/json/", timeout=5) as answer:
+        """What the master says of its workers and applications; nothing, if it does not answer, or not yet in full."""
+        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(f"{self.pages[0]}/json/", timeout=5) as answer:
             said: dict[str, Any] = json.load(answer)
             return said
         return {}
