@@ -8,7 +8,7 @@ BENCH_READY := $(VENV)/.ready-bench
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test chaos bench check clean
+.PHONY: help demo run test chaos cluster bench check clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ test: $(READY) check ## all checks and tests
 
 chaos: $(READY) ## the long forms of the fault tests
 	@$(BIN)/pytest -m chaos -s
+
+cluster: $(READY) ## the pipeline's tests, on a Spark standalone cluster of two workers
+	@TIDINGS_TEST_MASTER=cluster $(BIN)/pytest -m "not chaos"
 
 bench: $(BENCH_READY) ## measure, print a table, write bench/latest.json
 	@$(BIN)/python -m bench

@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import canary
+import cluster
 from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
@@ -30,14 +31,14 @@ _numbers = count(1)
 
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_operating"),
-    *("test_kafka_stack", "test_unread_rules", "test_configuration_race", "test_sick_redis", "test_down"),
+    *("test_kafka_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_sick_redis", "test_down"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
 them in another. The last ones look at the clock, when the other process is through."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         return _STACKS.index(item.path.stem) if item.path.stem in _STACKS else len(_STACKS)
 
@@ -45,6 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "stack" if item.path.stem in _STACKS else "spark" if "spark" in item.fixturenames else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
+    if cluster.wanted():
+        others = [item for item in items if item.path.stem not in _STACKS and "spark" not in item.fixturenames]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -73,10 +78,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _noting(tmp_path_factory: pytest.TempPathFactory) -> None:
     canary.begin(tmp_path_factory.mktemp("canary"))
+    cluster.begin(tmp_path_factory.mktemp("cluster"))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """When all processes are through: what was kept secret has come out nowhere, or the run has failed."""
+    cluster.stop()
     if os.environ.get("PYTEST_XDIST_WORKER") or session.config.option.collectonly:
         return
     planted, found = canary.leaks(session.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
@@ -130,6 +137,8 @@ def spark(postgres: Postgres) -> Iterator[SparkSession]:
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TIDINGS_DATABASE__URL", postgres.url.removesuffix("/tidings") + "/spark_test")
+        for name, value in cluster.environment().items():
+            environment.setenv(name, value)
         running = session.start(settings.load())
     yield running
     running.stop()
@@ -188,11 +197,10 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
     command = [sys.executable, "-m", "tidings", "up", "--data", str(folder / "data"), "--port", "0"]
     log = folder / "up.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env={**os.environ, **environment}
-        )
+        settings = {**os.environ, **cluster.environment(), **environment}
+        process = subprocess.Popen([*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env=settings)
     try:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 260
         while not ready_file.exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

@@ -5,11 +5,15 @@ Tenants' rules are not settings: they live in the database and are set through t
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr, ValidationError
+from pydantic_core import to_json
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidings.api.settings import ApiSettings
@@ -24,6 +28,8 @@ from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
+WORKERS_VARIABLE = "TIDINGS_SETTINGS_SECRET"
+"""What the stream gives to Spark's workers: all of its own settings, which stand for whatever else is set where they run."""
 _PREFIX = "TIDINGS_"
 
 
@@ -76,6 +82,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        if WORKERS_VARIABLE in os.environ:
+            return (init_settings,)
         file = os.environ.get(FILE_VARIABLE)
         toml = (_TomlFile(settings_cls, Path(file)),) if file else ()
         return init_settings, env_settings, *toml
@@ -91,6 +99,8 @@ class Settings(BaseSettings):
 
 def load() -> Settings:
     """The effective settings, or one sentence for each that is wrong."""
+    if given := os.environ.get(WORKERS_VARIABLE):
+        return _given(given)
     file = os.environ.get(FILE_VARIABLE)
     if file and not Path(file).is_file():
         raise OperatorError(f"{FILE_VARIABLE} names {file}, which is not a file.")
@@ -113,13 +123,24 @@ def _refuse_unknown_variables() -> None:
 
 def masked(settings: Settings) -> dict[str, Any]:
     """The settings as plain values, secrets masked."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        if isinstance(value, SecretStr):
-            return str(value)
-        return value
-
-    values: dict[str, Any] = plain(settings.model_dump())
+    values: dict[str, Any] = _plain(settings.model_dump(), str)
     return values
+
+
+def for_workers(settings: Settings) -> str:
+    """The settings for WORKERS_VARIABLE, secrets in the clear: never for a log, a page or a command line."""
+    return to_json(_plain(settings.model_dump(), SecretStr.get_secret_value)).decode()
+
+
+@lru_cache(maxsize=1)
+def _given(text: str) -> Settings:
+    """A worker asks in every task."""
+    return Settings(**json.loads(text))
+
+
+def _plain(value: Any, secret: Callable[[SecretStr], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner, secret) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(inner, secret) for inner in value)
+    return secret(value) if isinstance(value, SecretStr) else value

@@ -74,6 +74,18 @@ def test_the_kafka_cluster_in_the_page_of_destinations_is_valid(monkeypatch: pyt
     assert settings.load().kafka.clusters["main"].option("sasl.password") == "..."
 
 
+def test_the_toml_in_the_cluster_guide_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    masters = []
+    for number, example in enumerate(re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(example)
+        monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
+        loaded = settings.load().spark
+        assert all(name.startswith("spark.") for name in loaded.conf)
+        masters.append(loaded.master.partition(":")[0])
+    assert masters == ["spark", "yarn", "k8s", "local[*]"]
+
+
 def test_the_python_in_the_spark_guide_is_python() -> None:
     for example in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "spark.md").read_text(), re.DOTALL):
         ast.parse(example)

@@ -13,17 +13,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
+from tidings.delivery import shipping, slots
 from tidings.errors import OperatorError
 from tidings.settings import Settings
 
 T = TypeVar("T")
 
 FOR_CATCH_UP = 2
-"""Task slots that rounds leave to catch-up's two groups."""
+"""Task slots that rounds leave to catch-up's two groups. Local masters get them on top; a cluster must have them."""
 
 _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt install openjdk-17-jre-headless`)"
 
@@ -31,6 +33,12 @@ _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt in
 # Arrow's Java side checks the bounds of every single value unless it is told that its buffers are sound. Ours come from
 # Spark's own worker over a private socket. A sixth off the JVM's work.
 _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+
+# Executors may run where temporary folders are deep in a tree, as on YARN, and the path of a socket ends at 107 characters.
+_ELSEWHERE = {
+    "spark.python.unix.domain.socket.dir": "/tmp",
+    "spark.executor.syncLogLevel.enabled": "true",  # otherwise executors write ten lines for every task
+}
 
 
 def check_java() -> None:
@@ -47,9 +55,11 @@ def check_java() -> None:
 
 
 def start(settings: Settings, on_top: int = FOR_CATCH_UP) -> SparkSession:
-    """`on_top` is the number of task slots that a local master gets beyond what was asked for."""
+    """`on_top` is the number of task slots that are needed beyond one."""
     check_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    python = settings.spark.conf.get("spark.pyspark.python", sys.executable)  # Spark itself looks at the variable alone
+    os.environ.setdefault("PYSPARK_PYTHON", python)
+    local = settings.spark.master.startswith("local")
     builder = SparkSession.builder.master(_master(settings.spark.master, on_top)).appName("tidings")
     scratch = _scratch()
     conf = {
@@ -66,16 +76,33 @@ def start(settings: Settings, on_top: int = FOR_CATCH_UP) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.scheduler.mode": "FAIR",  # catch-up must not keep the stream waiting
         "spark.python.unix.domain.socket.enabled": "true",  # a third off the time of a small round
-        **(_local(scratch) if settings.spark.master.startswith("local") else _elsewhere(settings)),
-        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|database__url",
+        **(_local(scratch) if local else _ELSEWHERE),
         "spark.executor.processTreeMetrics.enabled": "false",
         **settings.spark.conf,
     }
     for name, value in conf.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = builder.getOrCreate() if local else _on_cluster(builder, settings.spark.master)
     spark.sparkContext.setLogLevel("ERROR")
+    shipping.ship_settings(spark, settings)
+    if not local:
+        try:
+            shipping.ship_code(spark, Path(scratch))
+            slots.gather(spark, 1 + on_top)
+            slots.watch(spark, 1 + on_top)
+        except BaseException:
+            spark.stop()
+            raise
     return spark
+
+
+def _on_cluster(builder: SparkSession.Builder, master: str) -> SparkSession:
+    try:
+        return builder.getOrCreate()
+    except Exception as error:  # whatever the JVM said: it has told its log
+        raise OperatorError(
+            f"Spark did not start on {master}: does it answer there, and reach this machine? Spark's own words are above."
+        ) from error
 
 
 @contextmanager
@@ -145,13 +172,3 @@ def _local(scratch: str) -> dict[str, str]:
         "spark.local.dir": scratch,
         "spark.python.unix.domain.socket.dir": scratch,
     }
-
-
-def _elsewhere(settings: Settings) -> dict[str, str]:
-    """Workers read the settings from their environment: Spark carries there what they need, redacted in its pages."""
-    needed = {
-        "TIDINGS_DATABASE__URL": settings.database_url,
-        "TIDINGS_BUCKET_EVENTING__SERVICE_ACCOUNT": settings.bucket_eventing.service_account,
-        **{f"TIDINGS_PUBSUB__{name.upper()}": value for name, value in settings.pubsub},
-    }
-    return {f"spark.executorEnv.{name}": str(value) for name, value in needed.items() if value}

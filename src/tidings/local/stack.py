@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROJECT = "default"
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
 _STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 5.0
