@@ -14,7 +14,7 @@ import psutil
 from tidings.local.spark_cluster import SparkCluster
 
 # Whoever shares the cluster takes no more, so that several stacks run beside the session of the tests.
-CORES_OF_ONE = 4
+CORES_OF_ONE = 6
 _MOST_AT_ONCE = 5
 
 _folder = Path()

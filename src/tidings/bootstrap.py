@@ -20,6 +20,8 @@ from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
+from tidings.delivery.figures import Figures
+from tidings.delivery.figures import serve as serve_figures
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline
 from tidings.delivery.progress import Progress, told
@@ -71,7 +73,10 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         with connect(settings) as connection:
             check_tables(connection)
         Pipeline(spark, settings).warm_up()
-        stream = Stream(spark, settings, rebase)
+        figures = Figures()
+        if settings.delivery.metrics_port:
+            serve_figures(figures, settings.delivery.metrics_port, lambda: connect(settings))
+        stream = Stream(spark, settings, rebase, figures)
         made(stream)
         stream.run(started)
     finally:

@@ -28,7 +28,7 @@ PAGE_OF_SPARK = free_port()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    started = SparkCluster(tmp_path_factory.mktemp("spark"), workers=2, cores=2)
+    started = SparkCluster(tmp_path_factory.mktemp("spark"), workers=2, cores=3)
     started.start()
     yield started
     started.stop()
@@ -217,7 +217,7 @@ def test_parts_of_the_cluster_that_are_killed_lose_nothing(
             exposed += max(before, in_flight(database, bucket))
             all_arrived(url, collector, [bucket])
             if what == "a worker":
-                until(lambda: "task slots left and needs 3" in log.read_text(), 60, "the stream warns")
+                until(lambda: "task slots left and needs 4" in log.read_text(), 60, "the stream warns")
                 cluster.start_worker(number)
             until(lambda: all(executor(cluster, each) for each in (0, 1)), 120, "both have executors again")
     all_arrived(url, collector, [bucket])

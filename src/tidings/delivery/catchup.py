@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from psycopg import Connection
@@ -89,8 +89,10 @@ def catch_up(
     standing: Standing,
     group: Sequence[Lane],
     turns: Turns,
-) -> list[Report]:
-    """One chunk, from the leader's cursor on, for every lane of the group that it reaches; what was done for each.
+) -> tuple[list[Report], int]:
+    """One chunk, from the leader's cursor on, for every lane of the group that it reaches.
+
+    Returns what was done for each, and how many alerts were raised.
 
     `stream` is a position of the stream from before the rules were read: a change behind it may need rules that are not
     known yet.
@@ -113,14 +115,15 @@ def catch_up(
     wanted = replay.sources if replay else lanes.rules_of(connection, [lane.id for lane in served])
     pieces = reader.slices(connection, start, end, wanted, replay.prefix if replay else "")
     reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), standing.moment, terms), rows=0)}
+    alerted = 0
     for lane in served:
         reached = max(end, lane.cursor)
         near = reached >= stream or windows.end_of(connection, reached, _NEAR)[0] >= stream
         report = reports.get(lane.id, Report(lane.id, 0))
         step = next_step(settings.delivery, lane, report, reached, near and not lane.replay, rate)
         if lanes.end_catch_up(connection, epoch, lane, step, report):
-            _tell(settings, lane, step)
-    return list(reports.values())
+            alerted += _tell(settings, lane, step)
+    return list(reports.values()), alerted
 
 
 def _care(settings: DeliverySettings, lane: Lane) -> Care:
@@ -144,15 +147,18 @@ def next_step(
     return lanes.Step(cursor, slow=report.late, wait=wait, error=report.error or "no answer", down=not report.waits)
 
 
-def _tell(settings: Settings, lane: Lane, step: lanes.Step) -> None:
+def _tell(settings: Settings, lane: Lane, step: lanes.Step) -> bool:
+    """Whether an alert was raised."""
     attempts = lane.attempts + 1
     if step.error is not None:
         fields = {"lane": lane.id, "cursor": step.cursor, "attempts": attempts, "wait_seconds": step.wait}
         log.warning("lane %s: try %s failed, next in %.1f s: %s", lane.id, attempts, step.wait, step.error, extra=fields)
         if spent(settings.delivery, attempts) and not spent(settings.delivery, lane.attempts):
             alerts.critical(settings.delivery, lane.id, lane.peer, attempts, step.error)
+            return True
     elif lane.attempts:
         log.info("lane %s: its destination takes messages again", lane.id, extra={"lane": lane.id, "attempts": attempts})
+    return False
 
 
 def _end(connection: Connection, start: Position, max_rows: int) -> Position:
@@ -164,7 +170,3 @@ def stream_position(connection: Connection) -> Position:
     row = connection.execute("select win, seq from stream where name = 'main'").fetchone()
     assert row is not None
     return Position(row[0], row[1])
-
-
-def sent_by(reports: Iterable[Report]) -> int:
-    return sum(report.sent for report in reports)

@@ -24,8 +24,8 @@ from tidings.settings import Settings
 
 T = TypeVar("T")
 
-FOR_CATCH_UP = 2
-"""Task slots that rounds leave to catch-up's two groups. Local masters get them on top; a cluster must have them."""
+FOR_CATCH_UP = 3
+"""Task slots that rounds leave to catch-up's three groups. Local masters get them on top; a cluster must have them."""
 
 _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt install openjdk-17-jre-headless`)"
 

@@ -16,6 +16,7 @@ from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
 from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session
 from tidings.delivery.deliver import Terms
+from tidings.delivery.figures import Figures
 from tidings.delivery.ownership import Owner
 from tidings.delivery.pipeline import Pipeline, Round
 from tidings.delivery.reports import Report
@@ -40,12 +41,13 @@ _GATHER_SECONDS = 1.0
 class Stream:
     """Runs until told to stop. If the database goes away it waits and starts again from the stored position."""
 
-    def __init__(self, spark: SparkSession, settings: Settings, rebase: bool = False) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings, rebase: bool = False, figures: Figures | None = None) -> None:
         self._spark = spark
         self._settings = settings
         self._rebase = rebase
         self._stop = threading.Event()
         self._turns = catchup.Turns()
+        self._figures = figures or Figures()
         self._over = threading.Event()
 
     def stop(self) -> None:
@@ -149,6 +151,7 @@ class Stream:
         if self._settings.delivery.isolation == "stream":
             reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
         lanes.end_round(connection, epoch, start, end, ready, reports, catchup.retry_after(self._settings.delivery, 1))
+        self._figures.add(reports)
         for report in reports:
             _tell(report)
         return end, rows
@@ -181,6 +184,7 @@ class Stream:
             )
             if attempts == len(settings.retry_seconds) + 1:
                 alerts.critical(settings, first.lane, str(record), attempts, error)
+                self._figures.alerted()
             if self._stop.wait(wait) or self._over.is_set():
                 raise Superseded(f"Stopped while waiting at {record}.")
             again = pipeline.run(todo, rows=0)
@@ -229,7 +233,14 @@ class Stream:
         if not due:
             return False
         pipeline.learn(standing.moment, connection)
-        catchup.catch_up(connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns)
+        reports, alerted = catchup.catch_up(
+            connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns
+        )
+        self._figures.add(reports)
+        for _ in range(alerted):
+            self._figures.alerted()
+        for report in reports:
+            _tell_dead(report)
         return True
 
     def _upkeep(self, connection: Connection, _pipeline: Pipeline, owner: Owner) -> bool:
@@ -254,6 +265,10 @@ def _tell(report: Report) -> None:
         level = logging.INFO if report.late else logging.WARNING
         why = report.error or "slow"
         log.log(level, "lane %s falls behind at %s: %s", report.lane, report.cursor, why, extra=fields)
+    _tell_dead(report)
+
+
+def _tell_dead(report: Report) -> None:
     for letter in report.dead:
         fields = {"lane": report.lane, "message_id": letter["message"]}
         log.warning("lane %s: a dead letter: %s", report.lane, letter["reason"], extra=fields)

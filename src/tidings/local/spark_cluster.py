@@ -2,7 +2,7 @@
 
 To try what a cluster does, and for tests. Everything listens on loopback, for whoever is on this machine.
 
-    python -m tidings.local.spark_cluster --workers 2 --cores 2
+    python -m tidings.local.spark_cluster --workers 2 --cores 3
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Stack:
 
     def __init__(self, data: Path, port: int = 0, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self.data = data.resolve()
-        self._ports = {"s3": port or free_port(), **{part: free_port() for part in ("grpc", "database", "pubsub")}}
+        self._ports = {"s3": port or free_port(), **{part: free_port() for part in ("grpc", "database", "pubsub", "metrics")}}
         self._progress = on_progress
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
         self._redis = self._own_redis()
@@ -172,6 +172,8 @@ class Stack:
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
+            "TIDINGS_DELIVERY__METRICS_PORT": str(self._ports["metrics"]),
+            "TIDINGS_DELIVERY__ARCHIVE": settings.load().delivery.archive or (self.data / "archive").as_uri(),
             "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
             **({"TIDINGS_KAFKA__CLUSTERS": _local_cluster(self.kafka)} if self._kafka is not None else {}),
@@ -293,6 +295,7 @@ class Stack:
             "s3": self.s3,
             "grpc": f"127.0.0.1:{self._ports['grpc']}",
             "pubsub": self.pubsub,
+            "metrics": f"http://127.0.0.1:{self._ports['metrics']}/metrics",
             **kafka,
             "database": self._postgres.url,
             **self.credentials,

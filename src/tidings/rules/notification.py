@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tidings import destinations
+from tidings import destinations, plugins
 from tidings.access.keys import Principal
 from tidings.access.permissions import GET_NOTIFICATION, PUT_NOTIFICATION
 from tidings.db.pool import Pool
@@ -60,6 +60,7 @@ class Notifications:
         before = await self._read(caller, bucket)  # nobody gets a test event for a bucket that is not there
         rules = await read()
         refuse(list(self._unavailable(rules)))
+        refuse(await self._refused(caller, rules))
         if expected is not None and before.etag not in expected:
             raise table.changed_meanwhile()
         arns = {rule.destination.arn for rule in rules} - {rule.destination.arn for rule in trusted}
@@ -96,6 +97,18 @@ class Notifications:
                     f"{arn} cannot be served: the operator has not enabled {kind}. There is {', '.join(enabled) or 'nothing'}."
                 )
                 yield invalid("Topic", arn, sentence)
+
+    async def _refused(self, caller: Principal, rules: Sequence[Rule]) -> list[CallerError]:
+        """Destinations that are not for this project, by their own word."""
+        found = []
+        for arn in {rule.destination.arn: None for rule in rules}:
+            asked = getattr(plugins.load("destinations", destinations.kind_of(arn)), "refusal", None)
+            if asked is not None:
+                async with self.pool.connection() as connection:
+                    reason = await asked(connection, caller.project, arn, self.settings)
+                if reason:
+                    found.append(CallerError("AccessDenied", f"{arn}: {reason}.", ArgumentName="Topic", ArgumentValue=arn))
+        return found
 
     async def _read(self, caller: Principal, bucket: str) -> Configuration:
         async with self.pool.connection() as connection:
