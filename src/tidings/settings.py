@@ -19,9 +19,11 @@ from tidings.delivery.settings import DeliverySettings, PubSubSettings, SparkSet
 from tidings.errors import OperatorError
 from tidings.external import ExternalSettings
 from tidings.log import LogSettings
+from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
+from tidings.topics.settings import TopicsSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
 _PREFIX = "TIDINGS_"
@@ -61,6 +63,8 @@ class Settings(BaseSettings):
     delivery: DeliverySettings = Field(DeliverySettings())
     pubsub: PubSubSettings = Field(PubSubSettings())
     external: ExternalSettings = Field(ExternalSettings())
+    topics: TopicsSettings = Field(TopicsSettings())
+    outgoing: OutgoingSettings = Field(OutgoingSettings())
     queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
