@@ -23,9 +23,11 @@ from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSet
 from tidings.errors import OperatorError
 from tidings.external import ExternalSettings
 from tidings.log import LogSettings
+from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
+from tidings.topics.settings import TopicsSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
 WORKERS_VARIABLE = "TIDINGS_SETTINGS_SECRET"
@@ -69,6 +71,8 @@ class Settings(BaseSettings):
     pubsub: PubSubSettings = Field(PubSubSettings())
     kafka: KafkaSettings = Field(KafkaSettings())
     external: ExternalSettings = Field(ExternalSettings())
+    topics: TopicsSettings = Field(TopicsSettings())
+    outgoing: OutgoingSettings = Field(OutgoingSettings())
     queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())

@@ -30,6 +30,7 @@ from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.local import kafka, pubsub
 from tidings.settings import Settings
 from tidings.testing import MemoryDestination
+from webhooks import Answer, webhook
 
 Arrived = list[tuple[bytes, dict[str, str]]]
 """Bodies and attributes."""
@@ -202,6 +203,29 @@ def of_queue_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
         )
 
 
+def of_sns(request: pytest.FixtureRequest) -> Iterator[Case]:
+    url: str = request.getfixturevalue("database_url")
+    project = str(uuid.uuid4())
+    topic = f"arn:aws:sns:us-east-1:{project}:t"
+    arn = f"{topic}:{uuid.uuid4()}"
+    with webhook() as hook, psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("insert into topics (arn, project) values (%s, %s)", [topic, project])
+        lane = "insert into lanes (project, destination, state, win, seq) values (%s, %s, 'behind', 0, 0) returning id"
+        row = connection.execute(lane, [project, arn]).fetchone()
+        assert row is not None
+        connection.execute(
+            "insert into subscriptions (arn, topic, project, protocol, endpoint, lane) values (%s, %s, %s, 'http', %s, %s)",
+            [arn, topic, project, hook.url, row[0]],
+        )
+        settings = Settings(database={"url": url}, outgoing={"allow_http": True, "allow": ["127.0.0.0/8"]})
+        destination = destinations.connect(arn, settings)
+
+        def answer(status: int, delay: float = 0.0) -> Callable[[], None]:
+            return lambda: setattr(hook, "answer", lambda _: Answer(status, b"UNAVAILABLE", delay=delay))
+
+        yield Case(destination, answer(503), answer(200, 5.0), answer(200), lambda: len(hook.received))
+
+
 CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
     "kafka": of_kafka,
     "log": of_log,
@@ -209,6 +233,7 @@ CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
     "pubsub": of_pubsub,
     "queue": of_queue,
     "queue-elsewhere": of_queue_elsewhere,
+    "sns": of_sns,
 }
 """By the destination's name; a second case of one has a word behind it."""
 

@@ -11,9 +11,10 @@ READ, WRITE, LIST, DELETE = "read", "write", "list", "delete"
 PUT_NOTIFICATION = "PutBucketNotificationConfiguration"
 GET_NOTIFICATION = "GetBucketNotificationConfiguration"
 MANAGE_QUEUES, SEND_MESSAGE, RECEIVE_MESSAGE = "ManageQueues", "SendMessage", "ReceiveMessage"
+MANAGE_TOPICS, SUBSCRIBE = "ManageTopics", "Subscribe"
 FIRST_ACTIONS = (READ, WRITE, LIST, DELETE, PUT_NOTIFICATION, GET_NOTIFICATION)
 """What a key may do that is older than API keys."""
-ACTIONS = (*FIRST_ACTIONS, MANAGE_QUEUES, SEND_MESSAGE, RECEIVE_MESSAGE)
+ACTIONS = (*FIRST_ACTIONS, MANAGE_QUEUES, SEND_MESSAGE, RECEIVE_MESSAGE, MANAGE_TOPICS, SUBSCRIBE)
 
 
 @dataclass(frozen=True, slots=True)

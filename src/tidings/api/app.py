@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidings import metrics
 from tidings.api import hosts
 from tidings.api.aws import Aws, Front
+from tidings.api.links import Links
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
+from tidings.api.sns import Sns
 from tidings.api.sqs import Sqs
 from tidings.db.pool import make_pool
 from tidings.delivery.lag import lag
@@ -41,6 +43,7 @@ class _App:
         self._parts: Parts | None = None
         self._s3: S3 | None = None
         self._aws: Aws | None = None
+        self._links: Links | None = None
         self._grpc = _grpc_front(settings)
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
@@ -71,7 +74,8 @@ class _App:
         try:
             self._parts = Parts.over(self._settings, pool, blobs, cache)
             self._s3 = S3(self._parts)
-            self._aws = Aws(self._parts, _fronts())
+            self._aws = Aws(self._parts, _fronts(self._parts))
+            self._links = Links(self._parts.subscriptions)
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
             queueing = asyncio.create_task(self._parts.queues.keep_up())
             async with self._grpc(self._parts):
@@ -79,6 +83,7 @@ class _App:
             sweeping.cancel()
             queueing.cancel()
             await self._parts.queues.waiting.close()
+            await self._parts.subscriptions.close()
         finally:
             if cache is not None:
                 await cache.close()
@@ -88,8 +93,13 @@ class _App:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._s3 is not None
         assert self._aws is not None
-        front = self._aws if self._aws.serves(scope) else self._s3
-        await front(scope, receive, send)
+        assert self._links is not None
+        if self._aws.serves(scope):
+            await self._aws(scope, receive, send)
+        elif self._links.serves(scope) and not self._is_in_host(scope):
+            await self._links(scope, receive, send)
+        else:
+            await self._s3(scope, receive, send)
 
     async def _ready(self, _: Request) -> PlainTextResponse:
         assert self._parts is not None
@@ -113,9 +123,9 @@ class _App:
         return Response(metrics.exposition(gauges), media_type=metrics.CONTENT_TYPE)
 
 
-def _fronts() -> dict[str, Front]:
+def _fronts(parts: Parts) -> dict[str, Front]:
     """The services beside S3, by the name that a signature's scope has for them."""
-    return {"sqs": Sqs()}
+    return {"sns": Sns(parts.topics, parts.subscriptions), "sqs": Sqs()}
 
 
 def _grpc_front(settings: Settings) -> Callable[[Parts], AbstractAsyncContextManager[None]]:

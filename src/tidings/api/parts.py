@@ -13,6 +13,8 @@ from tidings.rules.notification import Notifications
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.model import Origin
+from tidings.topics.service import Topics
+from tidings.topics.subscribing import Subscriptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,16 @@ class Parts:
     lookup: Lookup
     notifications: Notifications
     queues: Queues
+    topics: Topics
+    subscriptions: Subscriptions
 
     @classmethod
     def over(cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None) -> Parts:
         lookup = Lookup(settings.bucket_eventing, pool, cache)
         queues = Queues(pool, settings.queues)
-        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), queues)
+        topics = Topics(settings, pool)
+        beside = queues, topics, Subscriptions(settings, pool, topics)
+        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), *beside)
 
     async def origin(self, request: Request) -> Origin:
         """Where a change comes from. Call it when the change is about to be made: it asks what is known of the rules."""

@@ -39,12 +39,24 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
     tls_certificate: Path | None = Field(None, description="a PEM file with the certificate and its chain; turns TLS on")
     tls_key: Path | None = Field(None, description="a PEM file with the certificate's private key, not encrypted")
 
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://[a-z0-9.:\[\]-]+)?$",
+        description="https://HOST[:PORT] under which others reach the API: messages name it; else made of host and port",
+    )
+
     @model_validator(mode="after")
     def _two_ports(self) -> ApiSettings:
         """Both would get their share of the connections to it: see `server._check_free`."""
         if self.grpc_port and self.grpc_port == self.port:
             raise ValueError(f"grpc_port is {self.grpc_port}, as is port: give gRPC another one")
         return self
+
+    @property
+    def url(self) -> str:
+        """Under which others reach the API, without a slash at its end."""
+        scheme = "https" if self.tls_certificate else "http"
+        return self.public_url or f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @field_validator("domains")
     @classmethod

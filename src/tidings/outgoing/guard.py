@@ -1,0 +1,82 @@
+"""Who may be called, by the operator's settings: judges endpoints as they are written, and the addresses behind their names."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
+
+import psutil
+from psycopg.conninfo import conninfo_to_dict
+
+from tidings.outgoing.addresses import Address, Network, special, within
+from tidings.outgoing.settings import OutgoingSettings
+from tidings.outgoing.urls import Endpoint, Refused, read
+from tidings.settings import Settings
+
+_OWN_SECONDS = 60.0
+_PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "postgresql": 5432}
+
+
+class Guard:
+    """Judges endpoints and addresses by the operator's settings. `own` are host:port of listeners of ours."""
+
+    def __init__(self, settings: OutgoingSettings, own: Iterable[str] = ()) -> None:
+        self._allow_http = settings.allow_http
+        self._networks: list[Network] = []
+        places = []
+        for each in settings.allow:
+            try:
+                self._networks.append(ip_network(each))
+            except ValueError:
+                places.append(each)
+        self._places = frozenset(places)
+        self._own = frozenset(own)
+        self._machine: tuple[float, frozenset[Address]] = (0.0, frozenset())
+
+    def endpoint(self, url: str) -> Endpoint:
+        """A URL that may be called, as far as can be told without asking for its addresses."""
+        endpoint = read(url)
+        if endpoint.scheme == "http" and not self._allow_http:
+            raise Refused(f"{url[:200]} is not called: only https:// is, unless the operator sets outgoing.allow_http")
+        if endpoint.place in self._places:
+            return endpoint
+        if endpoint.place in self._own:
+            raise Refused(f"{endpoint.place} is not called: this service itself listens there")
+        if endpoint.address is not None:
+            self.judge(endpoint.host, endpoint.port, endpoint.address)
+        elif "." not in endpoint.host:
+            raise Refused(f"{endpoint.place} is not called: the name is only known inside a network")
+        return endpoint
+
+    def judge(self, host: str, port: int, address: Address) -> None:
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if place in self._places or within(address, self._networks):
+            return
+        what = special(address) or ("an address of this machine" if address in self._addresses_here() else None)
+        if what is not None:
+            name = str(address) if host == str(address) else f"{host}, which is {address},"
+            raise Refused(f"{name} is not called: {what}. The operator can allow it in outgoing.allow")
+
+    def _addresses_here(self) -> frozenset[Address]:
+        if time.monotonic() >= self._machine[0]:
+            families = (socket.AF_INET, socket.AF_INET6)
+            texts = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family in families]
+            here = frozenset(ip_address(text.partition("%")[0]) for text in texts)
+            self._machine = (time.monotonic() + _OWN_SECONDS, here)
+        return self._machine[1]
+
+
+def listeners(settings: Settings) -> Iterator[str]:
+    """host:port of everything of ours that listens."""
+    api = settings.api
+    for port in (api.port, api.grpc_port):
+        yield f"{api.host}:{port}"
+    for url in (api.url, settings.bucket_eventing.redis_url.get_secret_value()):
+        parts = urlsplit(url)
+        yield f"{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+    database = conninfo_to_dict(settings.database.url.get_secret_value())
+    yield f"{database.get('host')}:{database.get('port') or _PORTS['postgresql']}"
+    yield str(settings.pubsub.emulator_host)
