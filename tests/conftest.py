@@ -197,7 +197,7 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
     command = [sys.executable, "-m", "tidings", "up", "--data", str(folder / "data"), "--port", "0"]
     log = folder / "up.log"
     with log.open("wb") as out:
-        settings = {**os.environ, **cluster.environment(), **environment}
+        settings = {**os.environ, **cluster.environment(), **_without_kafka(environment), **environment}
         process = subprocess.Popen([*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env=settings)
     try:
         deadline = time.monotonic() + 260
@@ -213,6 +213,16 @@ def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
     finally:
         process.terminate()
         process.wait(90)
+
+
+def _without_kafka(environment: dict[str, str]) -> dict[str, str]:
+    """Brokers are started only where a test asks for them; the seed's profile has Pub/Sub alone."""
+    kinds = '["pubsub", "sns", "queue", "log"]'
+    return (
+        {}
+        if environment.get("TIDINGS_BUCKET_EVENTING__PROFILE") == "storj"
+        else {"TIDINGS_BUCKET_EVENTING__DESTINATIONS": kinds}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,10 @@ class BucketEventingSettings(BaseModel, frozen=True, extra="forbid"):
         description="projects with eventing: their public ids, separated by commas, or * for all; of others no change is kept",
     )
     profile: Name = Field("aws", description="aws: what AWS's tools expect; storj: seed 000 to the letter")
-    destinations: tuple[str, ...] = Field(("pubsub",), description="kinds of destination that tenants may send to")
+    destinations: tuple[str, ...] = Field(
+        ("pubsub", "kafka", "sns", "queue"),
+        description="kinds of destination that tenants may send to; pubsub alone, if not said, in the profile storj",
+    )
     service_account: str | None = Field(
         None,
         pattern=r"^[^@\s/]+@[^@\s/]+$",
@@ -41,6 +44,14 @@ class BucketEventingSettings(BaseModel, frozen=True, extra="forbid"):
                 "bucket-eventing.buckets is no longer there. Name the projects in bucket-eventing.projects; their users"
                 " then set a notification configuration for each bucket through the S3 API"
             )
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_seed(cls, values: Any) -> Any:
+        """Seed 000 knows Pub/Sub only."""
+        if isinstance(values, dict) and values.get("profile") == "storj" and "destinations" not in values:
+            return {**values, "destinations": ("pubsub",)}
         return values
 
     @field_validator("projects", mode="before")
