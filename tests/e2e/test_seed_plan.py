@@ -458,7 +458,7 @@ def test_S3_gateway_ObjectLayer_methods_GetBucketNotificationConfig_SetBucketNot
     first = {"Id": "first", "TopicArn": topic.arn, "Events": ["s3:ObjectCreated:*"]}
     several = {"TopicConfigurations": [first, second]}
     unserved = {"QueueConfigurations": [{"QueueArn": "arn:aws:sqs:us-east-1:123456789012:q", "Events": ["s3:ObjectCreated:*"]}]}
-    with pytest.raises(Refused, match="InvalidArgument|AccessDenied"):  # not served at all, or an account that nobody named
+    with pytest.raises(Refused, match=r"InvalidArgument|AccessDenied"):  # not served at all, or an account that nobody named
         http._call("put_bucket_notification_configuration", bucket, NotificationConfiguration=unserved)
     if stack.profile.most_rules == 1:
         with pytest.raises(Refused, match="A bucket has 1 at most"):
