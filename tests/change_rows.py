@@ -68,7 +68,5 @@ def spoken(format_name: str, context: Context, changes: DataFrame) -> list[Spoke
     nothing = F.lit(None).cast("string")
     columns = (said.body, nothing if said.key is None else said.key, nothing if said.attributes is None else said.attributes)
     named = [column.alias(name) for column, name in zip(columns, Spoken._fields, strict=True)]
-    return [
-        Spoken(row.body, row.key, row.attributes)
-        for row in changes.select("window", "seq", *named).orderBy("window", "seq").collect()
-    ]
+    rows = sorted(changes.select("window", "seq", *named).collect(), key=lambda row: (row.window, row.seq))
+    return [Spoken(row.body, row.key, row.attributes) for row in rows]

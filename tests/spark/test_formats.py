@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -177,7 +177,8 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("format_name", "context", "plain"), FORMATS)
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+# Without shrinking: every try is two Spark jobs.
+@settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(changed(), min_size=60, max_size=60), config_id=TEXT)
 def test_a_body_is_the_json_of_a_plain_rendering_and_the_same_bytes_every_time(
     spark: SparkSession, format_name: str, context: Context, plain: Any, rows: list[dict[str, Any]], config_id: str
