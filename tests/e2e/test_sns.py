@@ -377,6 +377,54 @@ def test_a_test_event_goes_to_all_subscribers_and_a_topic_without_any_takes_it_t
     assert "there is no topic" in missing.reason
 
 
+def sqs(stack: Stack, server: Server | None = None) -> Any:
+    server = server or stack.server
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=server.access_key_id,
+        aws_secret_access_key=server.secret,
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def test_a_queue_is_subscribed_at_once_and_gets_envelopes_or_the_bodies_themselves(stack: Stack) -> None:
+    sns, topic = stack.client(), stack.topic()
+    queues = sqs(stack)
+    for name, raw in (("enveloped", "false"), ("raw", "true")):
+        url = queues.create_queue(QueueName=name)["QueueUrl"]
+        queue = f"arn:aws:sqs:us-east-1:{stack.server.project}:{name}"
+        arguments = {"TopicArn": topic, "Protocol": "sqs", "Endpoint": queue, "Attributes": {"RawMessageDelivery": raw}}
+        arn = sns.subscribe(**arguments)["SubscriptionArn"]
+        assert arn.startswith(f"{topic}:"), "confirmed"
+        assert sns.subscribe(**arguments)["SubscriptionArn"] == arn
+        assert stack.send(arn, "to a queue", "x" * 262_144)[0] == SENT
+        (got,) = queues.receive_message(QueueUrl=url, WaitTimeSeconds=5, MessageAttributeNames=["All"])["Messages"]
+        if raw == "true":
+            assert got["Body"] == "to a queue"
+            assert got["MessageAttributes"]["sequencer"]["StringValue"] == "1"
+        else:
+            said = json.loads(got["Body"])
+            assert (said["Type"], said["Message"], said["TopicArn"]) == ("Notification", "to a queue", topic)
+            assert said["MessageAttributes"]["sequencer"]["Value"] == "1"
+        sns.unsubscribe(SubscriptionArn=arn)
+        assert stack.send(arn, "after")[0].verdict == "wait"
+
+
+def test_a_queue_that_is_not_there_or_another_s_cannot_be_subscribed_until_it_is_granted(stack: Stack) -> None:
+    sns, topic = stack.client(), stack.topic()
+    other = stack.project()
+    url = sqs(stack, other).create_queue(QueueName="theirs")["QueueUrl"]
+    theirs = {"TopicArn": topic, "Protocol": "sqs", "Endpoint": f"arn:aws:sqs:us-east-1:{other.project}:theirs"}
+    missing = {**theirs, "Endpoint": f"arn:aws:sqs:us-east-1:{stack.server.project}:not-there"}
+    assert code(sns.subscribe, **missing) == "InvalidParameter"
+    assert code(sns.subscribe, **{**theirs, "Endpoint": "https://queue.example/"}) == "InvalidParameter"
+    assert code(sns.subscribe, **theirs) == "AuthorizationError"
+    sqs(stack, other).add_permission(QueueUrl=url, Label="them", AWSAccountIds=[stack.server.project], Actions=["SendMessage"])
+    assert sns.subscribe(**theirs)["SubscriptionArn"].startswith(topic)
+
+
 # tenancy
 
 
