@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -579,3 +583,29 @@ def test_an_endpoint_that_does_not_answer_at_first_is_asked_again(stack: Stack) 
     while len(asked) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(asked) == 2
+
+
+def test_the_commands_of_the_guide_do_what_it_says_and_the_operator_sees_them(stack: Stack) -> None:
+    guide = (Path(__file__).parent.parent.parent / "docs" / "topics.md").read_text()
+    shown = "".join(re.findall(r"```console\n(.*?)```", guide, re.DOTALL))
+    script = "set -eux\n" + re.sub(r"^\$ ", "", shown, flags=re.MULTILINE)
+    before, unsubscribe, after = script.partition("sns unsubscribe")
+    operator = f"{sys.executable} -m tidings subscriptions list --project tests"
+    script = f"{before}{operator} --json\n{operator}\n{unsubscribe}{after}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    more = {"ENDPOINT": stack.server.endpoint, "HOOK": f"{stack.hook.url}/guide", "PATH": path}
+    environment = {**stack.server.environment(), **more, "TIDINGS_DATABASE__URL": stack.server.database_url}
+
+    def confirm() -> None:
+        get(stack.hook.confirmation("/hook/guide").envelope["SubscribeURL"])
+
+    with ThreadPoolExecutor(1) as beside:
+        confirmed = beside.submit(confirm)
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr
+        confirmed.result()
+    canary.seen(done.stdout)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[{"))
+    (row,) = [each for each in json.loads(line) if each["topic"].endswith(":changes")]
+    assert (row["state"], row["raw"], row["secrets"], row["endpoint"]) == ("behind", True, 1, f"{stack.hook.url}/guide")
+    assert "raw, 1 secrets" in done.stdout
