@@ -22,6 +22,7 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 from grpc import insecure_channel
 
 import kafka_reader
+from sns_elsewhere import sns_elsewhere
 from sqs_elsewhere import sqs_elsewhere
 from tcp_proxy import Proxy
 from tidings import destinations, plugins
@@ -226,6 +227,24 @@ def of_sns(request: pytest.FixtureRequest) -> Iterator[Case]:
         yield Case(destination, answer(503), answer(200, 5.0), answer(200), lambda: len(hook.received))
 
 
+def of_sns_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
+    with sns_elsewhere() as peer:
+        account = {"endpoint": peer.endpoint, "access_key_id": "key", "secret": "secret", "projects": "*"}
+        settings = Settings(external={"accounts": {"123456789012": account}})
+
+        def mend() -> None:
+            peer.refusal = None
+            peer.silent.clear()
+
+        yield Case(
+            destinations.connect("arn:aws:sns:us-east-1:123456789012:t", settings),
+            lambda: setattr(peer, "refusal", (503, "UNAVAILABLE")),
+            peer.silent.set,
+            mend,
+            lambda: len(peer.received),
+        )
+
+
 CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
     "kafka": of_kafka,
     "log": of_log,
@@ -234,6 +253,7 @@ CASES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Case]]] = {
     "queue": of_queue,
     "queue-elsewhere": of_queue_elsewhere,
     "sns": of_sns,
+    "sns-elsewhere": of_sns_elsewhere,
 }
 """By the destination's name; a second case of one has a word behind it."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -377,6 +381,54 @@ def test_a_test_event_goes_to_all_subscribers_and_a_topic_without_any_takes_it_t
     assert "there is no topic" in missing.reason
 
 
+def sqs(stack: Stack, server: Server | None = None) -> Any:
+    server = server or stack.server
+    return boto3.client(
+        "sqs",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=server.access_key_id,
+        aws_secret_access_key=server.secret,
+        config=Config(retries={"total_max_attempts": 1}),
+    )
+
+
+def test_a_queue_is_subscribed_at_once_and_gets_envelopes_or_the_bodies_themselves(stack: Stack) -> None:
+    sns, topic = stack.client(), stack.topic()
+    queues = sqs(stack)
+    for name, raw in (("enveloped", "false"), ("raw", "true")):
+        url = queues.create_queue(QueueName=name)["QueueUrl"]
+        queue = f"arn:aws:sqs:us-east-1:{stack.server.project}:{name}"
+        arguments = {"TopicArn": topic, "Protocol": "sqs", "Endpoint": queue, "Attributes": {"RawMessageDelivery": raw}}
+        arn = sns.subscribe(**arguments)["SubscriptionArn"]
+        assert arn.startswith(f"{topic}:"), "confirmed"
+        assert sns.subscribe(**arguments)["SubscriptionArn"] == arn
+        assert stack.send(arn, "to a queue", "x" * 262_144)[0] == SENT
+        (got,) = queues.receive_message(QueueUrl=url, WaitTimeSeconds=5, MessageAttributeNames=["All"])["Messages"]
+        if raw == "true":
+            assert got["Body"] == "to a queue"
+            assert got["MessageAttributes"]["sequencer"]["StringValue"] == "1"
+        else:
+            said = json.loads(got["Body"])
+            assert (said["Type"], said["Message"], said["TopicArn"]) == ("Notification", "to a queue", topic)
+            assert said["MessageAttributes"]["sequencer"]["Value"] == "1"
+        sns.unsubscribe(SubscriptionArn=arn)
+        assert stack.send(arn, "after")[0].verdict == "wait"
+
+
+def test_a_queue_that_is_not_there_or_another_s_cannot_be_subscribed_until_it_is_granted(stack: Stack) -> None:
+    sns, topic = stack.client(), stack.topic()
+    other = stack.project()
+    url = sqs(stack, other).create_queue(QueueName="theirs")["QueueUrl"]
+    theirs = {"TopicArn": topic, "Protocol": "sqs", "Endpoint": f"arn:aws:sqs:us-east-1:{other.project}:theirs"}
+    missing = {**theirs, "Endpoint": f"arn:aws:sqs:us-east-1:{stack.server.project}:not-there"}
+    assert code(sns.subscribe, **missing) == "InvalidParameter"
+    assert code(sns.subscribe, **{**theirs, "Endpoint": "https://queue.example/"}) == "InvalidParameter"
+    assert code(sns.subscribe, **theirs) == "AuthorizationError"
+    sqs(stack, other).add_permission(QueueUrl=url, Label="them", AWSAccountIds=[stack.server.project], Actions=["SendMessage"])
+    assert sns.subscribe(**theirs)["SubscriptionArn"].startswith(topic)
+
+
 # tenancy
 
 
@@ -531,3 +583,29 @@ def test_an_endpoint_that_does_not_answer_at_first_is_asked_again(stack: Stack) 
     while len(asked) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(asked) == 2
+
+
+def test_the_commands_of_the_guide_do_what_it_says_and_the_operator_sees_them(stack: Stack) -> None:
+    guide = (Path(__file__).parent.parent.parent / "docs" / "topics.md").read_text()
+    shown = "".join(re.findall(r"```console\n(.*?)```", guide, re.DOTALL))
+    script = "set -eux\n" + re.sub(r"^\$ ", "", shown, flags=re.MULTILINE)
+    before, unsubscribe, after = script.partition("sns unsubscribe")
+    operator = f"{sys.executable} -m tidings subscriptions list --project tests"
+    script = f"{before}{operator} --json\n{operator}\n{unsubscribe}{after}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    more = {"ENDPOINT": stack.server.endpoint, "HOOK": f"{stack.hook.url}/guide", "PATH": path}
+    environment = {**stack.server.environment(), **more, "TIDINGS_DATABASE__URL": stack.server.database_url}
+
+    def confirm() -> None:
+        get(stack.hook.confirmation("/hook/guide").envelope["SubscribeURL"])
+
+    with ThreadPoolExecutor(1) as beside:
+        confirmed = beside.submit(confirm)
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr
+        confirmed.result()
+    canary.seen(done.stdout)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[{"))
+    (row,) = [each for each in json.loads(line) if each["topic"].endswith(":changes")]
+    assert (row["state"], row["raw"], row["secrets"], row["endpoint"]) == ("behind", True, 1, f"{stack.hook.url}/guide")
+    assert "raw, 1 secrets" in done.stdout

@@ -48,8 +48,8 @@ def pairs(fields: Mapping[str, str], name: str, first: str, second: str) -> list
 
 def _numbered(fields: Mapping[str, str], prefix: str) -> list[str]:
     numbers = {name.removeprefix(prefix).partition(".")[0] for name in fields if name.startswith(prefix)}
-    if bad := next((number for number in numbers if not (number.isascii() and number.isdigit() and len(number) < 5)), None):
-        raise CallerError("InvalidParameter", f"Invalid parameter: {prefix}{bad[:20]} has no number")
+    if not all(number.isascii() and number.isdigit() and len(number) < 5 for number in numbers):
+        raise CallerError("InvalidParameter", f"Invalid parameter: write {prefix}1, {prefix}2 and so on")
     return [f"{prefix}{number}" for number in sorted(numbers, key=int)]
 
 

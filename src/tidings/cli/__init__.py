@@ -8,7 +8,21 @@ import sys
 import typer
 
 from tidings import log
-from tidings.cli import access, buckets, dead_letters, explain, lanes, projects, queues, replay, rules, running, topics, upkeep
+from tidings.cli import (
+    access,
+    buckets,
+    dead_letters,
+    explain,
+    lanes,
+    projects,
+    queues,
+    replay,
+    rules,
+    running,
+    subscriptions,
+    topics,
+    upkeep,
+)
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
 
@@ -37,6 +51,7 @@ app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(queues.app, name="queues")
 
 

@@ -37,20 +37,7 @@ create table subscriptions (
 );
 create index subscriptions_project on subscriptions (project, arn);
 
--- A subscription that ends, by itself or with its topic, closes its lane: nothing more is sent.
-create function subscriber_left() returns trigger language plpgsql as $$
-begin
-    update lanes set state = 'closed', since = now(), next_try = null,
-                     win = coalesce(win, (select win from stream where name = 'main')),
-                     seq = coalesce(seq, (select seq from stream where name = 'main'))
-    where id = old.lane;
-    return null;
-end
-$$;
-create trigger subscriber_left after delete on subscriptions
-    for each row when (old.lane is not null) execute function subscriber_left();
-
--- The stream makes its plan again when it is somebody else who is to be told.
+-- The stream makes its plan again when it is somebody else who is to be told. It closes the lane that nothing leads to any more.
 create function subscribers_changed() returns trigger language plpgsql as $$
 begin
     update rules_version set version = version + 1;
