@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -155,8 +156,10 @@ def _size(message: Message) -> int:
 
 
 def _headers(attributes: dict[str, str]) -> list[tuple[str, str | bytes | None]]:
-    """CloudEvents over Kafka has `ce_` where HTTP has `ce-`."""
-    return [("ce_" + name[3:] if name.startswith("ce-") else name, value) for name, value in attributes.items()]
+    """CloudEvents over Kafka has `ce_` where HTTP has `ce-`, and its values as they are, where HTTP escapes them."""
+    return [
+        ("ce_" + name[3:], unquote(value)) if name.startswith("ce-") else (name, value) for name, value in attributes.items()
+    ]
 
 
 class _Call:
