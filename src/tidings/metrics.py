@@ -48,7 +48,8 @@ _TESTS = Counter(
 )
 _REQUESTS = Counter(
     "tidings_requests",
-    "Answers of the S3 API. Requests that were refused before it was known what they ask for have the operation unknown.",
+    "Answers of the API; operations of other services than S3 have the service in front. Requests that were refused before it "
+    "was known what they ask for have the operation unknown.",
     ["operation", "status_class"],
     registry=_registry,
 )

@@ -86,7 +86,8 @@ def answer(s3: Any, method: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_key_for_one_action_does_that_and_no_more(server: Server, action: str) -> None:
-    assert allowed(client(server, made(server, (action,)))) == NEEDS[action]
+    of_other_services = {"see"}  # any key of the project sees that the bucket is there
+    assert allowed(client(server, made(server, (action,)))) == NEEDS.get(action, of_other_services)
 
 
 def test_a_copy_takes_reading_and_writing(server: Server) -> None:

@@ -404,6 +404,18 @@ def test_a_key_does_what_it_was_made_for_and_no_more(client: Any, url: str, serv
             assert code_of(error) == "AccessDenied"
 
 
+def test_a_key_that_is_older_than_the_actions_does_not_have_them(url: str, server: Server) -> None:
+    ((key, secret),) = server.query(
+        "insert into access_keys (access_key_id, secret_access_key, project_id)"
+        " select 'AKIAOLDERTHANAPIKEYS', 'an old secret', id from projects where public_id = %s"
+        " returning access_key_id, secret_access_key",
+        server.project,
+    )
+    with pytest.raises(ClientError) as error:
+        sqs(server, key, secret).send_message(QueueUrl=url, MessageBody="m")
+    assert code_of(error) == "AccessDenied"
+
+
 def test_limits_are_held_and_said(client: Any, url: str, server: Server) -> None:
     largest = "é" * 131_072
     assert client.send_message(QueueUrl=url, MessageBody=largest)["MessageId"]

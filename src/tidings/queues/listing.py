@@ -17,12 +17,20 @@ def listed(connection: psycopg.Connection[Any], project: str | None = None) -> l
                    exists (select from queues s where s.project = q.project and s.dead_letter = q.name) as holds_dead_letters,
                    q.tags
             from queues q cross join lateral (
-                select count(*) filter (where m.visible_at <= now()) as visible,
-                       count(*) filter (where m.visible_at > now() and m.receipt is not null) as in_flight,
-                       count(*) filter (where m.visible_at > now() and m.receipt is null) as delayed,
-                       round(extract(epoch from now() - min(uuid_extract_timestamp(m.id))))::bigint as oldest_seconds
-                from queue_messages m
-                where m.pile = q.pile and uuid_extract_timestamp(m.id) > now() - make_interval(secs => q.retention_seconds)
+                select (
+                           select count(*) from queue_messages m where m.pile = q.pile and m.visible_at <= now()
+                           and uuid_extract_timestamp(m.id) > now() - make_interval(secs => q.retention_seconds)
+                       ) as visible,
+                       count(*) filter (where m.receipt is not null) as in_flight,
+                       count(*) filter (where m.receipt is null) as delayed,
+                       (
+                           select round(extract(epoch from now() - uuid_extract_timestamp(m.id)))::bigint
+                           from queue_messages m where m.pile = q.pile
+                           and uuid_extract_timestamp(m.id) > now() - make_interval(secs => q.retention_seconds)
+                           order by m.id limit 1
+                       ) as oldest_seconds
+                from queue_messages m where m.pile = q.pile and m.visible_at > now()
+                and uuid_extract_timestamp(m.id) > now() - make_interval(secs => q.retention_seconds)
             ) m
             where %(project)s::text is null or q.project = %(project)s
             order by q.project, q.name

@@ -41,7 +41,8 @@ EVERYTHING_ONE_CAN_ASK = [
 
 def allowed(key: Macaroon, actions: frozenset[str]) -> set[tuple[str, str | None, str | None]]:
     grant = Grant(actions, key.limits())
-    return {each for each in EVERYTHING_ONE_CAN_ASK if grant.allows(*each, NOW)}
+    beside = {(action, "beside buckets", None) for action in ACTIONS if grant.allows_beside_buckets(action, NOW)}
+    return beside | {each for each in EVERYTHING_ONE_CAN_ASK if grant.allows(*each, NOW)}
 
 
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.chaos)])
