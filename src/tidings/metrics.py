@@ -113,7 +113,7 @@ def _forget() -> None:
 
 def of_database(configurations: int, lanes: Mapping[str, int], oldest_behind_seconds: float) -> list[Metric]:
     """The gauges. They are read when they are asked for, so no process has a value of its own that could grow old."""
-    by_state = GaugeMetricFamily("tidings_lanes", "Lanes by state: live, behind, ready.", labels=["state"])
+    by_state = GaugeMetricFamily("tidings_lanes", "Lanes by state: live, behind, ready, paused, closed.", labels=["state"])
     for state, number in lanes.items():
         by_state.add_metric([state], number)
     return [
