@@ -36,7 +36,7 @@ def test_every_make_target_that_is_shown_exists(page: Path) -> None:
 def test_every_command_that_is_shown_exists(page: Path) -> None:
     known = set(getattr(typer.main.get_command(app), "commands", {}))
     assert {"up", "stream", "lanes"} <= known
-    assert set(re.findall(r"`tidings ([a-z]+)", page.read_text())) <= known
+    assert set(re.findall(r"`tidings ([a-z-]+)", page.read_text())) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
