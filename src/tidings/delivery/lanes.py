@@ -123,7 +123,8 @@ def end_round(
                               attempts = case when o.late then attempts else attempts + 1 end,
                               next_try = case when o.late then null else now() + make_interval(secs => o.wait) end,
                               since = now()
-                       from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready')),
+                       from o, s where lanes.id = o.lane and lanes.state in ('live', 'ready')
+                         and (lanes.win is null or (lanes.win, lanes.seq) <= (o.win, o.seq))),
                  r as (update lanes set state = 'live', win = null, seq = null, attempts = 0, next_try = null,
                               slow = false, error = null, since = now()
                        from s where lanes.id = any(%(rejoined)s) and lanes.state = 'ready')

@@ -15,15 +15,18 @@ What is guaranteed, and why, zombies included:
    that makes a first delivery, but it is never ahead of the order: all it can add are first deliveries in the right
    order, and duplicates.
 
-So the order of sends needs the discipline of (2) and no epoch; it is the transactions, (1), that need their checks. In
-this model the epoch alone protects them (one round at a time within an epoch), and so does everything being as it was
-read (position and lanes): both must be dropped before a zombie does harm. Three more rules are easily overlooked:
+So the order of sends needs the discipline of (2) and no epoch; it is the transactions, (1), that need their checks: the
+epoch, and the position from which a round began. Operators move lanes beside the stream (pause, resume): a transaction
+leaves alone a lane that is not as it was read, and moves the rest. More rules are easily overlooked:
 
 - the end of a round is fixed before the lanes are read: otherwise a lane that is born in between has a change in the
   round, is not part of it, and is carried past that change by the stream's position;
 - the start of a round is known no later than the lanes are read: a lane that *was* live and a position as it *is* make
   a cursor that was never true, and the sends are out before any transaction can refuse them;
-- a ready lane gets a round even if nothing new was written: otherwise its last changes wait for the next writer.
+- a ready lane gets a round even if nothing new was written: otherwise its last changes wait for the next writer;
+- a subscription is for changes that were written before it and are still to be read. Its lane begins behind, at the
+  stream's position: a round that is under way has not seen it, must not send to it, and carries no lane past anything
+  that it did not send.
 
 Positions are plain integers in commit order here; that windows give such an order is tested with the change stream.
 """
@@ -54,6 +57,8 @@ class Rules:
     end_before_lanes: bool = True
     start_before_lanes: bool = True
     round_for_ready_lanes: bool = True
+    subscribers_begin_behind: bool = True
+    serve_only_lanes_seen: bool = True  # not those that were made while the round was under way
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Lane:
-    state: str  # live, behind or ready
+    state: str  # live, behind, ready or paused
     cursor: int = -1  # not used while live: then the stream's position is the cursor
 
 
@@ -87,26 +92,34 @@ class Database:
         return self.epoch, self.position
 
     def end_round(self, epoch: int, start: int, end: int, lanes: dict[int, Lane], reached: dict[int, int]) -> bool:
-        """Moves the position and all lanes of the round, or nothing."""
-        if not self._counts(epoch, lanes) or (self.rules.check_position and start != self.position):
+        """Moves the position and those lanes of the round that are still in its hands, or nothing."""
+        if (self.rules.check_epoch and epoch != self.epoch) or (self.rules.check_position and start != self.position):
             return False
         self.position = end
         for lane, cursor in reached.items():
-            self.lanes[lane] = Lane("live") if cursor == end else Lane("behind", cursor)
+            now, read = self.lanes[lane], lanes.get(lane)
+            if self.rules.check_lanes and (now.state not in ("live", "ready") or cursor < now.cursor):
+                continue
+            if cursor < end:
+                self.lanes[lane] = Lane("behind", cursor)
+            elif not self.rules.check_lanes or now.state == "live" or (read is not None and read.state == "ready"):
+                self.lanes[lane] = Lane("live")
         return True
 
     def end_chunk(self, epoch: int, lane: int, read: Lane, cursor: int, complete: bool) -> bool:
-        """Moves one lane that is behind, and declares it ready if it is near."""
-        if not self._counts(epoch, {lane: read}):
-            return False
-        near = complete and self.position - cursor <= NEAR
-        self.lanes[lane] = Lane("ready" if near else "behind", cursor)
-        return True
-
-    def _counts(self, epoch: int, lanes: dict[int, Lane]) -> bool:
+        """Moves one lane that is behind, and declares it ready if it is near. One that is not as it was read stays."""
         if self.rules.check_epoch and epoch != self.epoch:
             return False
-        return not self.rules.check_lanes or all(self.lanes[lane] == read for lane, read in lanes.items())
+        if not self.rules.check_lanes or self.lanes[lane] == read:
+            near = complete and self.position - cursor <= NEAR
+            self.lanes[lane] = Lane("ready" if near else "behind", cursor)
+        return True
+
+    def pause(self, lane: int) -> None:
+        self.lanes[lane] = Lane("paused", self.cursor(lane))
+
+    def resume(self, lane: int) -> None:
+        self.lanes[lane] = Lane("behind", self.lanes[lane].cursor)
 
 
 @dataclass(eq=False)
@@ -168,6 +181,28 @@ class World:
             self.earned[lane] = self.db.position
             self.note("lane", lane, "is born at", self.db.position)
 
+    def subscribe(self) -> None:
+        """Somebody subscribes to a topic: what is still to be read is for them too, although it was written before."""
+        lane, db = len(self.db.lanes), self.db
+        if lane == MOST_LANES:
+            return
+        db.lanes[lane] = Lane("behind", db.position) if self.rules.subscribers_begin_behind else Lane("live")
+        self.arrived[lane] = {0}
+        self.earned[lane] = db.position
+        for place, change in enumerate(db.log[db.position :], db.position):
+            db.log[place] = Change(change.position, change.key, change.lanes | {lane})
+            self.before[lane, change.position] = self.last_of_key.get((lane, change.key), 0)
+            self.last_of_key[lane, change.key] = change.position
+        self.seen["subscriptions to what is written"] += len(db.log) > db.position
+        self.note("lane", lane, "subscribes at", db.position)
+
+    def pause_or_resume(self, lane: int) -> None:
+        paused = self.db.lanes[lane].state == "paused"
+        (self.db.resume if paused else self.db.pause)(lane)
+        self.seen["pauses"] += not paused
+        self.note("lane", lane, "is resumed" if paused else "is paused", "at", self.db.cursor(lane))
+        self.audit()
+
     def start(self) -> Process | None:
         """Nobody asks whether a stream is running: a second one by mistake is part of the game."""
         if len(self.processes) == MOST_PROCESSES:
@@ -219,7 +254,8 @@ class World:
             yield
             if not rules.start_before_lanes:
                 start, end = db.position, self.end_from(db.position)
-            lanes = {lane: read for lane, read in lanes.items() if read.state != "behind"}
+            known = set(lanes)
+            lanes = {lane: read for lane, read in lanes.items() if read.state in ("live", "ready")}
             ready = [lane for lane, read in lanes.items() if read.state == "ready"]
             if start == end and not (ready and rules.round_for_ready_lanes):
                 continue
@@ -227,7 +263,12 @@ class World:
             if rules.rejoin_at_own_cursor:
                 starts |= {lane: lanes[lane].cursor for lane in ready}
             self.note("epoch", me.epoch, "begins the round to", end, "from", starts)
+            if not rules.serve_only_lanes_seen:
+                yield
+                made = [lane for lane in db.lanes if lane not in starts and lane not in known]
+                starts |= {lane: self.rng.randint(start, end) for lane in made}  # a worker learns of it half-way
             reached = yield from self.deliver(me, starts, end)
+            reached = {lane: cursor for lane, cursor in reached.items() if lane in lanes}
             yield
             if rules.one_end_transaction:
                 counted = db.end_round(me.epoch, start, end, lanes, reached)
