@@ -70,6 +70,8 @@ def plant(database_url: str) -> None:
         projects = [str(row[0]) for row in connection.execute("select id from projects")]
         keys = connection.execute("select secret_access_key, api_key from access_keys").fetchall()
         secrets = [text for row in keys for text in row if text]
+        secrets += [row[0].splitlines()[5] for row in connection.execute("select private_key from signing_key")]
+        secrets += [row[0] for row in connection.execute("select unnest(secrets) from subscriptions")]
         roots = [bytes(row[0]).hex() for row in connection.execute("select secret from api_keys")]
     password = urlsplit(database_url).password or ""
     lines = [f"project {uuid.UUID(each).hex}" for each in projects]

@@ -44,6 +44,15 @@ class Elsewhere:
         return f'<PublishBatchResponse xmlns="{_NAMESPACE}">{result}</PublishBatchResponse>'
 
 
+def attributes_of(entry: dict[str, str]) -> dict[str, str]:
+    """The attributes of a message that was received."""
+    found, number = {}, 1
+    while (name := f"MessageAttributes.entry.{number}.Name") in entry:
+        found[entry[name]] = entry[f"MessageAttributes.entry.{number}.Value.StringValue"]
+        number += 1
+    return found
+
+
 @contextmanager
 def sns_elsewhere() -> Iterator[Elsewhere]:
     state = Elsewhere()

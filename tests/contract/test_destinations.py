@@ -22,7 +22,7 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 from grpc import insecure_channel
 
 import kafka_reader
-from sns_elsewhere import sns_elsewhere
+from sns_elsewhere import attributes_of, sns_elsewhere
 from sqs_elsewhere import sqs_elsewhere
 from tcp_proxy import Proxy
 from tidings import destinations, plugins
@@ -224,7 +224,20 @@ def of_sns(request: pytest.FixtureRequest) -> Iterator[Case]:
         def answer(status: int, delay: float = 0.0) -> Callable[[], None]:
             return lambda: setattr(hook, "answer", lambda _: Answer(status, b"UNAVAILABLE", delay=delay))
 
-        yield Case(destination, answer(503), answer(200, 5.0), answer(200), lambda: len(hook.received))
+        def arrived() -> Arrived:
+            said = [got.envelope for got in hook.received]
+            attributes = [{name: each["Value"] for name, each in one["MessageAttributes"].items()} for one in said]
+            return [(one["Message"].encode(), found) for one, found in zip(said, attributes, strict=True)]
+
+        yield Case(
+            destination,
+            answer(503),
+            answer(200, 5.0),
+            answer(200),
+            lambda: len(hook.received),
+            arrived=arrived,
+            too_large=262_144,
+        )
 
 
 def of_sns_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
@@ -242,6 +255,8 @@ def of_sns_elsewhere(_: pytest.FixtureRequest) -> Iterator[Case]:
             peer.silent.set,
             mend,
             lambda: len(peer.received),
+            arrived=lambda: [(each["Message"].encode(), attributes_of(each)) for each in peer.received],
+            too_large=262_144,
         )
 
 

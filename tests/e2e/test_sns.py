@@ -114,10 +114,6 @@ def stack(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Itera
         }
         with s3_server(fresh_database(postgres, "sns"), tmp_path_factory.mktemp("sns"), **environment) as server:
             yield Stack(server, hook)
-            private = server.query("select private_key from signing_key")
-            for (pem,) in private:
-                canary.plant_secret(pem.splitlines()[5])
-            canary.plant_secret(SECRET)
 
 
 def code(call: Any, **arguments: Any) -> str:
@@ -255,8 +251,9 @@ def test_the_stream_hears_of_a_new_subscriber_and_of_one_that_has_left(stack: St
     before = version()
     arn = stack.subscribed(topic, "/stream")
     confirmed = version()
-    stack.client().set_subscription_attributes(SubscriptionArn=arn, AttributeName="RawMessageDelivery", AttributeValue="true")
-    assert before < confirmed == version(), "how it is told is none of the stream's business"
+    secrets = {"AttributeName": "WebhookSecrets", "AttributeValue": SECRET}
+    stack.client().set_subscription_attributes(SubscriptionArn=arn, **secrets)
+    assert before < confirmed == version(), "how it is signed is none of the stream's business"
     stack.client().unsubscribe(SubscriptionArn=arn)
     assert version() > confirmed
 

@@ -29,8 +29,6 @@ from tidings.topics.envelope import SUBJECT
 from tidings.topics.knowing import Known
 from tidings.topics.permitting import granted
 
-_MARGIN = 0.9
-"""The part of the time that a subscriber has: what others have answered by then must not be lost with who has not."""
 _BEST_EFFORT = 0.8
 """The part of its time that a test event waits for subscribers, of which none need be there."""
 
@@ -96,7 +94,7 @@ class _Ours:
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         # Not cancelled in place: psycopg would first tell the server, and a server that hangs does not listen.
-        working = asyncio.ensure_future(self._send(messages, timeout * _MARGIN))
+        working = asyncio.ensure_future(self._send(messages, timeout))
         done, _ = await asyncio.wait([working], timeout=timeout)
         if not done:
             working.cancel()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROJECT = "default"
+_LOOPBACK = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8", "::1/128"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
 _START_SECONDS = 240.0
 _STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
@@ -174,6 +175,8 @@ class Stack:
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_DELIVERY__METRICS_PORT": str(self._ports["metrics"]),
             "TIDINGS_DELIVERY__ARCHIVE": settings.load().delivery.archive or (self.data / "archive").as_uri(),
+            # For trying things out: webhooks on this machine, unless the settings say who may be called.
+            **({} if settings.load().outgoing.allow else _LOOPBACK),
             "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
             **({"TIDINGS_KAFKA__CLUSTERS": _local_cluster(self.kafka)} if self._kafka is not None else {}),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 from psycopg.conninfo import conninfo_to_dict
 
-from tidings.outgoing.addresses import Address, Network, special, within
+from tidings.outgoing.addresses import Address, Network, embedded, special, within
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.outgoing.urls import Endpoint, Refused, read
 from tidings.settings import Settings
@@ -52,13 +52,25 @@ class Guard:
         return endpoint
 
     def judge(self, host: str, port: int, address: Address) -> None:
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if place in self._places or within(address, self._networks):
+        """Refuse an address that is not to be called at this port, under whatever name."""
+        place = _place(host, port)
+        if place in self._places:
+            return
+        if self._is_ours(address, port):
+            raise Refused(f"{place} is not called: this service itself listens there")
+        if within(address, self._networks):
             return
         what = special(address) or ("an address of this machine" if address in self._addresses_here() else None)
         if what is not None:
             name = str(address) if host == str(address) else f"{host}, which is {address},"
             raise Refused(f"{name} is not called: {what}. The operator can allow it in outgoing.allow")
+
+    def _is_ours(self, address: Address, port: int) -> bool:
+        meant = embedded(address)
+        if _place(str(meant), port) in self._own:
+            return True
+        everywhere = f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own
+        return everywhere and (meant.is_loopback or meant in self._addresses_here())
 
     def _addresses_here(self) -> frozenset[Address]:
         if time.monotonic() >= self._machine[0]:
@@ -73,10 +85,14 @@ def listeners(settings: Settings) -> Iterator[str]:
     """host:port of everything of ours that listens."""
     api = settings.api
     for port in (api.port, api.grpc_port):
-        yield f"{api.host}:{port}"
+        yield _place(api.host, port)
     for url in (api.url, settings.bucket_eventing.redis_url.get_secret_value()):
         parts = urlsplit(url)
-        yield f"{parts.hostname}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+        yield _place(str(parts.hostname), parts.port or _PORTS.get(parts.scheme, 0))
     database = conninfo_to_dict(settings.database.url.get_secret_value())
-    yield f"{database.get('host')}:{database.get('port') or _PORTS['postgresql']}"
+    yield _place(str(database.get("host")), database.get("port") or _PORTS["postgresql"])
     yield str(settings.pubsub.emulator_host)
+
+
+def _place(host: str, port: object) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

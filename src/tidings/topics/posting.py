@@ -17,6 +17,8 @@ from tidings.outgoing.urls import Refused
 
 _RETRY = frozenset({408, 425, 429})
 _REJECTED = frozenset({400, 413, 415, 422})
+_MARGIN = 0.9
+"""The part of the time that an endpoint has: what others have answered by then must not be lost with who has not."""
 _MAX_WORDS = 300
 _MAX_AFTER = 3600.0
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -24,7 +26,7 @@ _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 async def post(caller: Caller, url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> Outcome:
     try:
-        return verdict(await caller.post(url, body, headers, timeout))
+        return verdict(await caller.post(url, body, headers, timeout * _MARGIN))
     except Refused as refused:
         return Outcome(Verdict.WAIT, str(refused))
     except TimeoutError:

@@ -111,9 +111,9 @@ class Subscriptions:
             row = await (await connection.execute(statements.FIND_BY_TOKEN, [topic, _hashed(token)])).fetchone()
             if row is None:
                 raise invalid("Token: it is not the one of a subscription that waits, or it is older than three days")
-            arn, confirmed, owner = row
+            arn, confirmed, owner, endpoint = row
             if not confirmed:
-                lane = await _new_lane(connection, {"owner": owner, "arn": arn})
+                lane = await _new_lane(connection, {"owner": owner, "arn": arn, "endpoint": endpoint})
                 values = {"lane": lane, "authenticated": authenticated, "arn": arn}
                 await connection.execute(statements.CONFIRM, values)
         return str(arn)

@@ -302,6 +302,21 @@ def test_our_own_listeners_are_refused_by_name_too(url: str) -> None:
         caller(settings).guard.endpoint(url)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_our_own_listeners_are_refused_under_whatever_name_they_are_reached(host: str) -> None:
+    async def go() -> tuple[int, str, str]:
+        async with Listener().running() as listener:
+            settings = Settings(
+                api={"host": host, "port": listener.port}, outgoing={"allow_http": True, "allow": ("127.0.0.0/8", "::1/128")}
+            )
+            async with caller(settings, answering(["127.0.0.1"])) as calling:
+                by_name = await attempt(calling, f"http://friendly.example:{listener.port}/")
+                by_address = await attempt(calling, f"http://127.0.0.1:{listener.port}/")
+                return listener.connections, by_name, by_address
+
+    assert asyncio.run(go()) == (0, "refused", "refused")
+
+
 @pytest.mark.parametrize(
     "url", ["https://a.example", "https://a.example:8443/x?y=%20z&t=@", "https://[2606:4700::1111]/", "https://1.1.1.1/"]
 )
