@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -51,8 +52,18 @@ def end(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
         process.wait()
 
 
+# Below the range from which systems take ports for outgoing connections (Linux 32768, others 49152): one of those would else take
+# the port before its server does.
+_PORTS = range(20_000, 32_000)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on which nobody listens now."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
