@@ -30,11 +30,15 @@ def bound(connection: Connection, text: str | None, default: Position) -> Positi
 
 def between(connection: Connection, start: Position, end: Position) -> str:
     """SQL: a change that some rule wanted lies in (start, end]."""
-    stored = {window.id: window.snapshot for window in windows.between(connection, 0, end.window)}
-    first, before = (stored.get(id_, windows.BEFORE_ALL.snapshot) for id_ in (start.window, start.window - 1))
-    last, last_but_one = (stored.get(id_, windows.BEFORE_ALL.snapshot) for id_ in (end.window, end.window - 1))
+    ids = [start.window - 1, start.window, end.window - 1, end.window]
+    rows = connection.execute("select id, snapshot::text, hi from windows where id = any(%s)", [ids]).fetchall()
+    stored = {id_: snapshot for id_, snapshot, _ in rows}
+    before, first, last_but_one, last = (stored.get(id_, windows.BEFORE_ALL.snapshot) for id_ in ids)
+    if (start.window, start.seq) in ((id_, hi) for id_, _, hi in rows):
+        before = first  # read to its end: the one before no longer matters, and may be gone
     return (
-        f"rules is not null and not pg_visible_in_snapshot(xid, '{before}')"
+        f"rules is not null and xid >= pg_snapshot_xmin('{before}'::pg_snapshot)"  # for the index: what is below is visible
+        f" and not pg_visible_in_snapshot(xid, '{before}')"
         f" and not (seq <= {start.seq} and pg_visible_in_snapshot(xid, '{first}'))"
         f" and pg_visible_in_snapshot(xid, '{last}')"
         f" and (seq <= {end.seq} or pg_visible_in_snapshot(xid, '{last_but_one}'))"

@@ -7,8 +7,7 @@ from typing import Any
 from psycopg import Connection
 from psycopg.rows import dict_row
 
-from tidings.changestream import windows
-from tidings.events.changes import UNREAD
+from tidings.changestream import positions, windows
 from tidings.events.positions import Position
 
 _LANES = """
@@ -20,13 +19,13 @@ where s.name = 'main' and (l.state <> 'closed' or %(all)s)
 order by l.id
 """
 
-# Between a cursor and the newest window.
+# Between a cursor and the newest window, for all lanes that are at the same place. Rules that could not be read when a change
+# was written are nobody's here.
 _OWED = """
-select count(*), extract(epoch from clock_timestamp() - min(at))::float8 from changes
-where rules is not null and string_to_array(rules, ',') && %(rules)s::text[]
-  and pg_visible_in_snapshot(xid, (select snapshot from windows order by id desc limit 1))
-  and not pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s - 1), '1:1:'))
-  and not (seq <= %(seq)s and pg_visible_in_snapshot(xid, coalesce((select snapshot from windows where id = %(win)s), '1:1:')))
+select r.lane, count(*), extract(epoch from clock_timestamp() - min(c.at))::float8
+from changes c cross join unnest(string_to_array(c.rules, ',')) as n(number) join routes r on r.source::text = n.number
+where {where} and r.lane = any(%(lanes)s)
+group by r.lane
 """
 
 
@@ -35,19 +34,15 @@ def lanes(connection: Connection, closed: bool = False) -> list[dict[str, Any]]:
     with connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(_LANES, {"all": closed}).fetchall()
     newest = windows.last(connection).end
+    at: dict[Position, list[int]] = {}
     for lane in found:
         cursor_ = Position(lane.pop("win"), lane.pop("seq"))
-        owed, seconds = (
-            (0, None) if cursor_ >= newest or lane["state"] == "closed" else owed_to(connection, lane["id"], cursor_)
-        )
-        lane |= {"cursor": str(cursor_), "owed": owed, "seconds": seconds or 0.0}
+        lane |= {"cursor": str(cursor_), "owed": 0, "seconds": 0.0}
+        if cursor_ < newest and lane["state"] != "closed":
+            at.setdefault(cursor_, []).append(lane["id"])
+    by_id = {lane["id"]: lane for lane in found}
+    for cursor_, ids in at.items():
+        where = positions.between(connection, cursor_, newest)
+        for id_, owed, seconds in connection.execute(_OWED.format(where=where).encode(), {"lanes": ids}).fetchall():
+            by_id[id_] |= {"owed": owed, "seconds": seconds}
     return found
-
-
-def owed_to(connection: Connection, lane: int, cursor: Position) -> tuple[int, float | None]:
-    """How many changes the lane's rules may want between its cursor and the newest window, and how old the oldest is."""
-    rows = connection.execute("select distinct source::text from routes where lane = %s", [lane]).fetchall()
-    values = {"rules": [*(row[0] for row in rows), UNREAD], "win": cursor.window, "seq": cursor.seq}
-    row = connection.execute(_OWED, values).fetchone()
-    assert row is not None
-    return int(row[0]), row[1]

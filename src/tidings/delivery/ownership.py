@@ -61,6 +61,8 @@ def _next_epoch(connection: Connection, rebase: bool) -> Owner:
         row = connection.execute("select token, win, seq from stream where name = 'main' for update").fetchone()
         assert row is not None
         token = windows.token(connection) if rebase else windows.check_token(connection, row[0])
+        if rebase:  # another database may count its transactions from anew: every lane there is, is an old one
+            connection.execute("update lanes set xid = '3'")
         epoch = connection.execute(
             "update stream set epoch = epoch + 1, token = %s, alive_at = now() where name = 'main' returning epoch",
             [token],

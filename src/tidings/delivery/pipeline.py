@@ -147,15 +147,15 @@ def _leave_alone(_modules: int) -> None:
 
 def plain_changes(spark: SparkSession, slices: Sequence[reader.Slice]) -> DataFrame:
     """The changes of these slices as they are stored, in no order that counts."""
-    count = max(1, len(slices))
-    return spark.range(0, count, 1, count).mapInArrow(partial(_read_plain, slices=tuple(slices)), CHANGE)
+    parts = spark.sparkContext.defaultParallelism
+    return spark.range(0, parts, 1, parts).mapInArrow(partial(_read_plain, slices=tuple(slices), parts=parts), CHANGE)
 
 
-def _read_plain(batches: Iterator[pa.RecordBatch], slices: Sequence[reader.Slice]) -> Iterator[pa.RecordBatch]:
+def _read_plain(batches: Iterator[pa.RecordBatch], slices: Sequence[reader.Slice], parts: int) -> Iterator[pa.RecordBatch]:
     url = settings_module.load().database_url
     for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from reader.read(url, slices[number : number + 1], 0, 1)
+        for part in batch.column(0).to_pylist():
+            yield from reader.read(url, slices[part::parts], 0, 1)
 
 
 def send_changes(

@@ -92,7 +92,7 @@ def plan(connection: Connection, rule: Rule, start: str | None, end: str | None,
 def begin(connection: Connection, rule: Rule, parts: list[Part], prefix: str, rate: float | None) -> int:
     """Open the lanes; the stream serves them. Returns the replay's number."""
     with connection.transaction():
-        row = connection.execute("select coalesce(max(side), 0) + 1 from lanes").fetchone()
+        row = connection.execute("select nextval('replay_numbers')").fetchone()
         assert row is not None
         for part in parts:
             if part.wanted:

@@ -52,15 +52,16 @@ def end(process: subprocess.Popen[bytes] | None, seconds: float) -> None:
         process.wait()
 
 
-# Below the range from which systems take ports for outgoing connections (Linux 32768, others 49152): one of those would else take
-# the port before its server does.
+# Below the range from which systems take ports for outgoing connections (Linux 32768, others 49152): one of those would
+# else take the port before its server does.
 _PORTS = range(20_000, 32_000)
+_chance = random.SystemRandom()
 
 
 def free_port() -> int:
     """A port on which nobody listens now."""
     while True:
-        port = random.choice(_PORTS)
+        port = _chance.choice(_PORTS)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -50,6 +50,7 @@ create table lane_log (
 create index lane_log_lane on lane_log (lane, to_win, to_seq);
 
 -- A replay goes through a lane of its own, beside the one that it repeats.
+create sequence replay_numbers;
 create table replays (
     lane       bigint primary key references lanes (id),
     of_lane    bigint not null references lanes (id),
