@@ -32,6 +32,7 @@ from standardwebhooks import WebhookVerificationError
 
 from conftest import Say
 from tidings import destinations
+from tidings.delivery.lanes import close_unused
 from tidings.destinations import Destination
 from tidings.destinations.sns import Subscriber
 from tidings.events.messages import SENT, Message, Outcome, Verdict
@@ -496,3 +497,13 @@ def test_a_webhook_that_takes_20_ms_gets_many_messages_side_by_side(
 
 def test_a_subscriber_may_have_many_messages_under_way() -> None:
     assert Subscriber.ahead >= 32
+
+
+def test_the_lane_of_a_subscription_stays_open_without_a_rule_and_is_closed_when_it_has_ended(
+    subscribed: psycopg.Connection,
+) -> None:
+    assert close_unused(subscribed, 0) == []
+    subscribed.execute("delete from topics")
+    (lane,) = close_unused(subscribed, 0)
+    assert subscribed.execute("select id, state from lanes").fetchall() == [(lane, "closed")]
+    assert subscribed.execute("select lane, what from lane_log").fetchall() == [(lane, "closed")]
