@@ -99,8 +99,9 @@ class Pipeline:
             self.run(_NOTHING, rows)
 
     def stay_warm(self) -> None:
-        """Use the workers, so that Spark does not end them."""
-        self.run(_NOTHING, rows=0)
+        """Use the workers, so that Spark does not end them: on a cluster those of all executors, any may be next."""
+        local = self._spark.sparkContext.master.startswith("local")
+        self.run(_NOTHING, rows=0 if local else _ONE_TASK + 1)
 
     def run(self, todo: Round, rows: int) -> list[Report]:
         """Deliver what the slices hold; one report for each lane that had anything. `rows` decides how many tasks."""

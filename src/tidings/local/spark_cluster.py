@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.2
 class SparkCluster:
     """`folder` takes logs and what the executors leave. Each worker has so many cores to give and so much memory."""
 
-    def __init__(self, folder: Path, workers: int = 2, cores: int = 2, memory: str = "2g") -> None:
+    def __init__(self, folder: Path, workers: int = 2, cores: int = 3, memory: str = "2g") -> None:
         self.folder = folder.resolve()
         self.url = f"spark://{_HOST}:{free_port()}"
         self.pages = [f"http://{_HOST}:{free_port()}" for _ in range(1 + workers)]
@@ -45,7 +45,7 @@ class SparkCluster:
 
     @property
     def settings(self) -> dict[str, str]:
-        """For the environment of `tidings stream` or `tidings up`: half of a worker for each executor."""
+        """For the environment of `tidings stream` or `tidings up`: executors with room for a few workers of Python."""
         conf = {"spark.driver.host": _HOST, "spark.driver.bindAddress": _HOST, "spark.executor.memory": "512m"}
         return {"TIDINGS_SPARK__MASTER": self.url, "TIDINGS_SPARK__CONF": json.dumps(conf)}
 
@@ -122,7 +122,7 @@ def _port(page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A Spark standalone cluster on this machine, until Ctrl-C.")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cores", type=int, default=2, help="of each worker")
+    parser.add_argument("--cores", type=int, default=3, help="of each worker")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidings-spark-") as folder:
         cluster = SparkCluster(Path(folder), asked.workers, asked.cores)
