@@ -47,9 +47,11 @@ def test_one_trace_goes_from_a_request_to_its_message_and_a_collector_that_dies_
             every_try_is_a_span(stack, receiver)
             receiver.close()
             events_arrive_without_a_collector(stack, collector)
-        log = (tmp_path / "up.log").read_text()
-        assert 1 <= log.count("does not take spans") <= 12, log  # once for each process that sends spans
-        assert "Traceback" not in log
+        for name in ("api", "stream"):
+            log = (stack.data / "logs" / f"{name}.log").read_text()
+            assert log.count("does not take spans") <= 12, log  # once for each process that sends spans
+            assert "opentelemetry" not in log, log
+            assert "export" not in log, log
 
 
 def the_caller_s_trace_is_continued(stack: Running, receiver: SpanReceiver, collector: Collector) -> None:
@@ -99,7 +101,7 @@ def every_try_is_a_span(stack: Running, receiver: SpanReceiver) -> None:
     client = PublisherClient(transport=PublisherGrpcTransport(channel=insecure_channel(stack.ready["pubsub"])))
     client.delete_topic(topic=topic)
     put(stack.ready, "/traced/photos/four.jpg", traceparent=f"00-{trace}-{PARENT}-01")
-    until(lambda: len(receiver.of(trace, PRODUCER)) >= 2, 60, "two tries")
+    until(lambda: any("tidings.attempt" in span.attributes for span in receiver.of(trace, PRODUCER)), 60, "a second try")
     client.create_topic(name=topic)
     until(lambda: any(span.error is None for span in receiver.of(trace, PRODUCER)), 60, "a try that went well")
     *failed, last = sorted(receiver.of(trace, PRODUCER), key=lambda span: span.began)
@@ -107,19 +109,19 @@ def every_try_is_a_span(stack: Running, receiver: SpanReceiver) -> None:
     assert all(span.error and "NOT_FOUND" in span.error for span in failed), failed
     assert {span.attributes["error.type"] for span in failed} == {"wait"}
     attempts = [span.attributes.get("tidings.attempt", 1) for span in (*failed, last)]
-    assert attempts == list(range(1, len(attempts) + 1))
+    assert attempts == sorted(attempts)
+    assert (attempts[0], attempts[-1] > 2) == (1, True)
     [request] = receiver.of(trace, SERVER)
     assert {span.parent for span in (*failed, last)} == {request.id}
-    assert last.error is None
 
 
 def events_arrive_without_a_collector(stack: Running, collector: Collector) -> None:
     send_events(stack, collector, "untold")
-    for number in range(10):
+    for number in range(5):
         arrival = collector.event(put(stack.ready, f"/untold/{number}"))
         assert "traceparent" in arrival.attributes
-    log = stack.data.parent / "up.log"
-    until(lambda: "does not take spans" in log.read_text(), 60, "a word about the collector")
+    logs = [stack.data / "logs" / f"{name}.log" for name in ("api", "stream")]
+    until(lambda: all("does not take spans" in log.read_text() for log in logs), 60, "a word about the collector")
 
 
 def _of(arrival: Arrival) -> tuple[str, str]:
