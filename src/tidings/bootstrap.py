@@ -40,6 +40,7 @@ from tidings.store.blobs import Blobs
 from tidings.store.emptying import empty
 from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
+from tidings.telemetry import SEND_SECONDS
 
 T = TypeVar("T")
 
@@ -80,7 +81,14 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         made(stream)
         stream.run(started)
     finally:
-        spark.stop()
+        _stop(spark, settings)
+
+
+def _stop(spark: SparkSession, settings: Settings) -> None:
+    """Spark ends its workers without a word: what they have left to tell needs a moment."""
+    if settings.telemetry.on:
+        time.sleep(2 * SEND_SECONDS)
+    spark.stop()
 
 
 def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
@@ -96,7 +104,7 @@ def _with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> 
     try:
         return session.aside(lambda: work(spark))
     finally:
-        spark.stop()
+        _stop(spark, settings)
 
 
 def redrive_archive(settings: Settings, range_: int, progress: Progress | None) -> int:

@@ -27,6 +27,7 @@ from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
+from tidings.telemetry import TelemetrySettings
 from tidings.topics.settings import TopicsSettings
 
 FILE_VARIABLE = "TIDINGS_CONFIG"
@@ -76,6 +77,7 @@ class Settings(BaseSettings):
     queues: QueuesSettings = Field(QueuesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
+    telemetry: TelemetrySettings = Field(TelemetrySettings())
 
     @classmethod
     def settings_customise_sources(

@@ -153,3 +153,24 @@ def test_what_is_put_together_by_hand_is_always_the_json_of_the_record(
         assert record["s3"]["object"]["key"] == form_encoded(row["key"])
         assert record["s3"]["object"].get("size") == row["size"]
         assert record["s3"]["object"]["sequencer"] == f"{row['seq']:016X}"
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def attributes(spark: SparkSession, trace: str | None, format_: str, traced: bool) -> dict[str, str] | None:
+    frame = routed(spark, [change(trace=trace)], [rule(format=format_)])
+    [row] = frame.transform(render, (format_,), Context("us-east-1", AWS), traced).collect()
+    found: dict[str, str] | None = None if row.attributes is None else json.loads(row.attributes)
+    return found
+
+
+@pytest.mark.parametrize("format_", ["s3", "cloudevents", "cloudevents+headers"])
+def test_a_trace_is_among_the_attributes_of_a_message_only_where_traces_are_on(spark: SparkSession, format_: str) -> None:
+    without = attributes(spark, None, format_, False)
+    assert attributes(spark, None, format_, True) == without
+    assert attributes(spark, TRACEPARENT, format_, False) == without
+    assert attributes(spark, TRACEPARENT, format_, True) == {"traceparent": TRACEPARENT, **(without or {})}
+    state = 'a=1,b="{odd}\\ value"}'
+    both = {"traceparent": TRACEPARENT, "tracestate": state}
+    assert attributes(spark, f"{TRACEPARENT} {state}", format_, True) == {**both, **(without or {})}

@@ -12,8 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidings import metrics
-from tidings.api import hosts
+from tidings import metrics, telemetry
+from tidings.api import hosts, tracing
 from tidings.api.aws import Aws, Front
 from tidings.api.links import Links
 from tidings.api.parts import Parts
@@ -30,6 +30,7 @@ from tidings.store.sweep import sweep_regularly
 
 _READY_SECONDS = 2.0
 _OURS = "/-/"
+_SERVICE = "tidings-serve"
 
 
 def create_app(settings: Settings) -> ASGIApp:
@@ -45,6 +46,7 @@ class _App:
         self._aws: Aws | None = None
         self._links: Links | None = None
         self._grpc = _grpc_front(settings)
+        self._front: ASGIApp = self._serve
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
         self._router = Router(
@@ -58,7 +60,7 @@ class _App:
         # Past the router, which takes longer to find out that a path is not one of its own. And where the host names a
         # bucket, the whole path is a key: even these.
         if scope["type"] == "http" and (not scope["path"].startswith(_OURS) or self._is_in_host(scope)):
-            await self._serve(scope, receive, send)
+            await self._front(scope, receive, send)
         else:
             await self._router(scope, receive, send)
 
@@ -70,6 +72,9 @@ class _App:
         pool = make_pool(self._settings.database_url, self._settings.database.pool_size)
         blobs = Blobs(self._settings.store.blobs)
         cache = cache_for(self._settings.bucket_eventing)
+        traces = telemetry.traces(self._settings.telemetry, _SERVICE)
+        if traces is not None:
+            self._front = tracing.Traced(self._serve, traces.tracer)
         await pool.open(wait=False)
         try:
             self._parts = Parts.over(self._settings, pool, blobs, cache)
@@ -89,6 +94,8 @@ class _App:
                 await cache.close()
             await blobs.close()
             await pool.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._s3 is not None

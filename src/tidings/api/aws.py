@@ -15,7 +15,7 @@ from typing import Protocol
 from tidings import metrics
 from tidings.access import sigv4
 from tidings.access.keys import Principal
-from tidings.api import cors, errors, hosts
+from tidings.api import cors, errors, hosts, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.response import Response, Send, closed
@@ -87,7 +87,8 @@ class Aws:
             answer["connection"] = "close"
         response.headers = answer | cors.visible(scope["headers"], self._parts.settings.api.cors_origins, answer)
         body.close()
-        metrics.answered(f"{service}:{call.operation if call else 'unknown'}", response.status)
+        operation = scope["tidings.operation"] = f"{service}:{call.operation if call else 'unknown'}"
+        metrics.answered(operation, response.status)
         await response.send(receive, send)
 
     async def _verified(self, scope: Scope, service: str, body: Body, receive: Receive, request_id: str) -> Call:
@@ -99,6 +100,7 @@ class Aws:
             raise CallerError("InvalidAccessKeyId", "The security token included in the request is invalid: no such key.")
         content = await _whole(body)
         sigv4.verify(signed.over(content), principal.secret)
+        tracing.verified(scope)
         return Call(
             request_id,
             method,

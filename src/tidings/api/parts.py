@@ -40,4 +40,4 @@ class Parts:
     async def origin(self, request: Request) -> Origin:
         """Where a change comes from. Call it when the change is about to be made: it asks what is known of the rules."""
         eventing = await self.lookup.begin(request.project, request.bucket)
-        return Origin(request.principal.access_key_id, request.source_ip, request.id, request.at, eventing)
+        return Origin(request.principal.access_key_id, request.source_ip, request.id, request.at, eventing, request.trace)

@@ -47,6 +47,8 @@ class Request:
     source_ip: str
     body: Incoming
     at: datetime | None = None
+    trace: str | None = None
+    """What its changes carry, if it is in a trace."""
 
     @property
     def project(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tidings import metrics
 from tidings.access import policy, sigv4
-from tidings.api import cors, errors, hosts, operations, post
+from tidings.api import cors, errors, hosts, operations, post, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.request import Request, target
@@ -63,10 +63,11 @@ class S3:
             raise CallerError("InvalidAccessKeyId", message, AWSAccessKeyId=signed.access_key_id)
         signing = sigv4.verify(signed, principal.secret)
         host = hosts.host(raw_headers)
+        wanted = target(raw_path, raw_query, host, settings.domains, signed.spent)
         request = Request(
             id=request_id,
             host_id=self._host_id,
-            target=target(raw_path, raw_query, host, settings.domains, signed.spent),
+            target=wanted,
             headers=signed.headers,
             raw_headers=[*raw_headers, *signed.from_query] if signed.from_query else raw_headers,
             principal=principal,
@@ -74,6 +75,7 @@ class S3:
             source_ip=scope["client"][0] if scope.get("client") else "",
             body=body,
             at=now,
+            trace=tracing.verified(scope, wanted.bucket),
         )
         if form is not None:
             scope["tidings.operation"] = "PostObject"

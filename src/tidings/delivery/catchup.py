@@ -110,6 +110,7 @@ def catch_up(
         timeout=seconds,
         starts={lane.id: lane.cursor for lane in served},
         care={lane.id: _care(settings.delivery, lane) for lane in served if lane.attempts},
+        tries={lane.id: lane.attempts for lane in served if lane.attempts},
         replays=frozenset(lane.id for lane in served if lane.replay),
     )
     wanted = replay.sources if replay else lanes.rules_of(connection, [lane.id for lane in served])

@@ -59,6 +59,8 @@ class Terms:
     starts: Mapping[int, Position] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     care: Mapping[int, Care] = field(default_factory=dict)
+    tries: Mapping[int, int] = field(default_factory=dict)
+    """How often lanes have failed in a row, where they have."""
     replays: frozenset[int] = frozenset()
     """Lanes whose messages are marked: they have been sent before."""
     preload: bool = False
@@ -69,12 +71,12 @@ class Terms:
 
     def to_list(self) -> list[Any]:
         starts = [[lane, *start] for lane, start in self.starts.items()]
-        care, lanes = list(self.care.items()), (sorted(self.skipped), sorted(self.replays))
-        return [self.budget, self.timeout, self.everyone_from, starts, care, *lanes, self.preload]
+        care, tries, lanes = list(self.care.items()), list(self.tries.items()), (sorted(self.skipped), sorted(self.replays))
+        return [self.budget, self.timeout, self.everyone_from, starts, care, tries, *lanes, self.preload]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Terms:
-        budget, timeout, everyone, starts, care, skipped, replays, preload = values
+        budget, timeout, everyone, starts, care, tries, skipped, replays, preload = values
         return cls(
             budget,
             timeout,
@@ -82,6 +84,7 @@ class Terms:
             {lane: Position(window, seq) for lane, window, seq in starts},
             frozenset(skipped),
             dict(care),
+            dict(tries),
             frozenset(replays),
             preload,
         )
@@ -156,8 +159,9 @@ def _leave(result: LaneResult, pending: Pending, position: Position) -> None:
 async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
     async with asyncio.TaskGroup() as group:
         for lane, pending in lanes.items():
-            destination = publishers.for_lane(lane)
-            care: Care = terms.care.get(lane, "none") if results[lane].sent == 0 else "none"
+            fresh = results[lane].sent == 0
+            destination = publishers.for_lane(lane, terms.tries.get(lane, 0) if fresh else 0)
+            care: Care = terms.care.get(lane, "none") if fresh else "none"
             group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, care))
 
 

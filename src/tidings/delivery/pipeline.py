@@ -87,7 +87,8 @@ class Pipeline:
         self._version = moment.version
 
     def _plan(self, parts: int) -> DataFrame:
-        rendered = messages(changes(self._spark, parts, self._formats), self._formats, self._settings)
+        traced = self._settings.telemetry.on
+        rendered = messages(changes(self._spark, parts, self._formats, traced), self._formats, self._settings)
         return rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT)
 
     def warm_up(self) -> None:
@@ -176,9 +177,9 @@ def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield lookup.routed(batch, moment)
 
 
-def changes(spark: SparkSession, parts: int, formats: Sequence[str]) -> DataFrame:
+def changes(spark: SparkSession, parts: int, formats: Sequence[str], traced: bool = False) -> DataFrame:
     """The changes of the task's round with where they go, each part holding whole keys in order of position."""
-    details = details_of(formats)
+    details = details_of(formats) | ({"trace"} if traced else set())
     read = partial(_read, parts=parts, columns=tuple(stored(details)))
     return spark.range(0, parts, 1, parts).mapInArrow(read, routed(details))
 
@@ -196,4 +197,4 @@ def messages(changed: DataFrame, formats: Sequence[str], settings: Settings) -> 
     """route and render: everything between reading and sending, as native columns."""
     profile = settings.bucket_eventing.dialect
     context = Context(settings.api.region, profile, settings.formats.system_uuid, settings.formats.system_name)
-    return changed.transform(route, profile.literal_filters).transform(render, formats, context)
+    return changed.transform(route, profile.literal_filters).transform(render, formats, context, settings.telemetry.on)

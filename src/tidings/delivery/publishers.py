@@ -11,6 +11,7 @@ import psycopg
 
 from tidings import destinations, plugins, settings
 from tidings.db.connecting import noticing
+from tidings.delivery import tracing
 
 # A process serves many lanes over time; beyond this the one unused for longest is made again when it is needed.
 _KEPT = 1024
@@ -26,9 +27,9 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def for_lane(lane: int) -> destinations.Destination:
-    """The client of a lane's destination; `learn` it before."""
-    return _connected(_arns[lane])
+def for_lane(lane: int, tries: int = 0) -> destinations.Destination:
+    """The client of a lane's destination; `learn` it before. `tries` is how often the lane has failed in a row just before."""
+    return tracing.traced(_connected(_arns[lane]), _arns[lane], tries)
 
 
 _arns: dict[int, str] = {}
@@ -51,3 +52,4 @@ def _connected(arn: str) -> destinations.Destination:
 def preload() -> None:
     for name in plugins.names("destinations"):
         plugins.load("destinations", name)
+    tracing.prepare()

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tidings import plugins
-from tidings.formats import Context, Said
+from tidings.formats import Context, Optional, Plain, Said, Text, to_json
+from tidings.telemetry import TRACEPARENT_AT, TRACESTATE_AT
 
 IN_HEADERS = "+headers"
 """At the end of a format's name: its transport has headers, in which the format may speak."""
@@ -33,9 +34,13 @@ change was written, in microseconds. `lane` is null where there is no rule for i
 those of the plan."""
 
 
-def render(routed: DataFrame, formats: Iterable[str], context: Context) -> DataFrame:
-    """One message for each routed change. Without a rule there is nothing to say; the bucket is named in its place."""
+def render(routed: DataFrame, formats: Iterable[str], context: Context, traced: bool = False) -> DataFrame:
+    """One message for each routed change. Without a rule there is nothing to say; the bucket is named in its place.
+
+    With `traced`, one whose change belongs to a trace says so among its attributes.
+    """
     said = {name: _said(name, context) for name in formats}
+    attributes = _chosen(said, lambda one: one.attributes)
     nobody = F.when(F.col("lane").isNull(), F.concat_ws("/", "project", "bucket"))
     return routed.select(
         "lane",
@@ -46,8 +51,16 @@ def render(routed: DataFrame, formats: Iterable[str], context: Context) -> DataF
         F.concat_ws(".", "id", "rule").alias("id"),
         F.coalesce(_chosen(said, lambda one: one.body), nobody).alias("body"),
         _chosen(said, lambda one: one.key).alias("key"),
-        _chosen(said, lambda one: one.attributes).alias("attributes"),
+        (_in_trace(attributes) if traced else attributes).alias("attributes"),
     )
+
+
+def _in_trace(attributes: Column) -> Column:
+    """The attributes of a message, those of its trace before what the format says."""
+    parent, state = F.substring("trace", *TRACEPARENT_AT), F.nullif(F.substring("trace", *TRACESTATE_AT), F.lit(""))
+    of_trace = to_json({"traceparent": Plain(parent), "tracestate": Optional(Text(state))})
+    joined = F.concat(F.rtrim(of_trace, F.lit("}")), F.lit(","), F.ltrim(F.nullif(attributes, F.lit("{}")), F.lit("{")))
+    return F.when(F.col("trace").isNull(), attributes).otherwise(F.coalesce(joined, of_trace))
 
 
 def details_of(formats: Iterable[str]) -> set[str]:

@@ -187,7 +187,8 @@ class Stream:
                 self._figures.alerted()
             if self._stop.wait(wait) or self._over.is_set():
                 raise Superseded(f"Stopped while waiting at {record}.")
-            again = pipeline.run(todo, rows=0)
+            tries = dict.fromkeys(failed, attempts)
+            again = pipeline.run(replace(todo, terms=replace(terms, tries=tries)), rows=0)
             failed = {report.lane: report for report in again if report.cursor is not None}
         kept = [replace(r, dead=tuple(d for d in r.dead if (d["win"], d["seq"]) <= record)) for r in reports]
         passed = [r if r.lane in own else replace(r, cursor=None) for r in kept]

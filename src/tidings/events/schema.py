@@ -34,12 +34,14 @@ CHANGE = StructType(
         StructField("copy_source", _TEXT),
         StructField("request_at", _TIME),
         StructField("replaced", _TEXT),
+        StructField("trace", _TEXT),
     ]
 )
 """`window` and `seq` are the position; the other columns are those of the table `changes`, in this order."""
 
-DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "copy_source", "request_at", "replaced")
-"""Of which only some formats speak. Reading them all takes a third to a half more time than reading the others alone."""
+DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "copy_source", "request_at", "replaced", "trace")
+"""Of which only some formats speak; of the trace none does, it is read where traces are on. Reading them all takes a third to a
+half more time than reading the others alone."""
 
 STORED = [field.name for field in CHANGE.fields if field.name != "window"]
 """The columns that are stored with a change. The window is known from the snapshots."""

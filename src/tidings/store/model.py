@@ -45,6 +45,7 @@ class Origin(NamedTuple):
     request_id: str
     request_at: datetime | None = None
     eventing: Eventing = Eventing()
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,11 @@ def change(source: LiteralString) -> LiteralString:
     return f"""
     insert into changes (seq, project, bucket, bucket_id, key, encoded, event, size, etag, principal, source_ip, request_id,
                          config, rules, operation, version_id, versioning, old_size, content_type, metadata, tags,
-                         copy_source, request_at, replaced)
+                         copy_source, request_at, replaced, trace)
     select nextval('change_seq'), %(project)s, %(bucket)s, b.id, %(key)s, %(encoded)s, x.event, x.size, x.etag, %(principal)s,
            %(source_ip)s, %(request_id)s, b.config, b.rules, %(operation)s,
            case when b.versioning <> 'unversioned' then x.version_id end, b.versioning, x.old_size, nullif(x.content_type, ''),
-           x.metadata, x.tags, %(copy_source)s, %(request_at)s, x.replaced
+           x.metadata, x.tags, %(copy_source)s, %(request_at)s, x.replaced, %(trace)s
     from b, ({source}) x where %(recorded)s
     returning coalesce(rules, '') as rules
 """
@@ -152,6 +152,7 @@ def parameters(place: Place, event: str, operation: str, origin: Origin, copy_so
         "source_ip": origin.source_ip,
         "request_id": origin.request_id,
         "request_at": origin.request_at,
+        "trace": origin.trace,
         "recorded": eventing.recorded,
         "source": eventing.source,
         "cached": eventing.cached,
