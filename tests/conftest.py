@@ -31,7 +31,8 @@ _numbers = count(1)
 
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_operating"),
-    *("test_kafka_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_sick_redis", "test_down"),
+    *("test_kafka_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_isolation", "test_faults"),
+    *("test_sick_redis", "test_down"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
 them in another. The last ones look at the clock, when the other process is through."""

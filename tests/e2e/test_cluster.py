@@ -17,10 +17,12 @@ import pytest
 from test_kill import in_flight
 
 import cluster as shared
+from arrivals import Collector
 from conftest import Running, Say, running_stack
 from tidings.local.processes import free_port
 from tidings.local.spark_cluster import SparkCluster
-from traffic import Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
+from traffic import Writers, all_arrived, collecting, seeded, send_events, verdict
+from waiting import until
 
 MANY = 2500  # more than one task takes
 PAGE_OF_SPARK = free_port()
