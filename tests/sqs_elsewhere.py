@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,6 +21,8 @@ class Elsewhere:
         self.failed: dict[str, tuple[str, bool]] = {}
         """Bodies that fail alone: their code, and whether the sender is to blame."""
         self.silent = threading.Event()
+        self.taken: Callable[[str, dict[str, Any]], None] = lambda _url, _entry: None
+        """Told of each message that is accepted, and of its queue's URL, before the answer."""
         self.endpoint = ""
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +33,7 @@ class Elsewhere:
                 failed.append({"Id": entry["Id"], "Code": code, "SenderFault": blame, "Message": "as it was told"})
                 continue
             self.received.append(entry)
+            self.taken(asked["QueueUrl"], entry)
             md5 = hashlib.md5(entry["MessageBody"].encode()).hexdigest()
             successful.append({"Id": entry["Id"], "MessageId": str(uuid.uuid4()), "MD5OfMessageBody": md5})
         return {"Successful": successful, "Failed": failed}

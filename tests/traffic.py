@@ -7,39 +7,31 @@ Whatever is in it, and is wanted by a rule, must arrive, and nothing else may.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import md5
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import urlsplit
 
-import grpc
 import psycopg
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from google.api_core.exceptions import AlreadyExists
-from google.cloud import pubsub_v1
-from google.cloud.pubsub_v1.subscriber.scheduler import ThreadScheduler
-from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
-from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
 import canary
+from arrivals import Arrival, Collector
 from conftest import Running
 
-PROJECT = "tidings-test"
 PROGRAMS = Path(sys.executable).parent
 """Where `tidings` and `aws` are: in the virtual environment that runs the tests."""
 
@@ -47,15 +39,6 @@ PROGRAMS = Path(sys.executable).parent
 def seeded() -> int:
     """A new seed for each run, or the one in SEED: every fault test prints the one it had."""
     return int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
-    """Wait until the condition holds, and return what it said."""
-    deadline = time.monotonic() + seconds
-    while not (said := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(every)
-    return said
 
 
 def tidings(*arguments: str, clear: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +49,7 @@ def tidings(*arguments: str, clear: Sequence[str] = (), **environment: str) -> s
         env={**kept, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     if "create" not in arguments and "restrict" not in arguments:  # these show a new key's secret, once
@@ -155,7 +138,8 @@ class Writers:
     """Threads that put, overwrite and delete under a few keys, so that the order of each key matters.
 
     Every key belongs to one thread, which knows what is there: it deletes only what exists, so every acknowledged write is
-    a change. After a request without an answer it does not know, and puts.
+    a change. After a request without an answer it does not know, and puts. `pace` is the time from one write of a thread to
+    its next, however long a write takes.
     """
 
     def __init__(
@@ -192,7 +176,7 @@ class Writers:
 
     def _run(self, chance: random.Random, number: int, keys: Sequence[int]) -> None:
         caller = Caller(self._ready)
-        count = 0
+        count, due = 0, time.monotonic()
         while not self._stop.is_set():
             count += 1
             bucket, key = chance.choice(self._buckets), f"key/{chance.choice(keys):03}"
@@ -200,7 +184,10 @@ class Writers:
             body = None if deleting else b"%d.%d " % (number, count) * chance.randrange(1, 20)
             if not self._write(caller, bucket, key, body):
                 self._stop.wait(0.05)
-            self._stop.wait(self._pace * chance.uniform(0.5, 1.5))
+            due += self._pace * chance.uniform(0.5, 1.5)
+            late = time.monotonic() - due
+            due += late if late > 1 else 0  # what was not written in a bad moment is not made up for
+            self._stop.wait(-late)
         caller.close()
 
     def _write(self, caller: Caller, bucket: str, key: str, body: bytes | None) -> bool:
@@ -229,114 +216,6 @@ class Writers:
 
 
 # The collector.
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One message as Google's client handed it over. `publish` is Pub/Sub's own id of the publication."""
-
-    topic: str
-    publish: str
-    id: str
-    at: float
-    bucket: str
-    key: str
-    event: str
-    size: int | None
-    etag: str | None
-    sequencer: str
-    record: dict[str, Any]
-    attributes: dict[str, str]
-
-    @property
-    def request_id(self) -> str:
-        said: str = self.record["responseElements"]["x-amz-request-id"]
-        return said
-
-
-class Collector:
-    """Streaming pulls with one thread each, so that the order of arrival is that of Pub/Sub."""
-
-    def __init__(self, address: str) -> None:
-        self.arrivals: list[Arrival] = []
-        self.tests: list[dict[str, Any]] = []
-        self._publications: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
-        self._channel = grpc.insecure_channel(address)
-        self._subscriber = pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=self._channel))
-        self._publisher = pubsub_v1.PublisherClient(transport=PublisherGrpcTransport(channel=self._channel))
-        self._pulls: list[Any] = []
-
-    def listen(self, topic: str) -> str:
-        """Make the topic and a subscription, and collect what arrives; returns the topic's ARN."""
-        name = f"projects/{PROJECT}/topics/{topic}"
-        subscription = f"projects/{PROJECT}/subscriptions/{topic}-collector"
-        for make, wanted in (
-            (self._publisher.create_topic, {"name": name}),
-            (self._subscriber.create_subscription, {"name": subscription, "topic": name}),
-        ):
-            try:
-                make(request=wanted)
-            except AlreadyExists:
-                continue
-        scheduler = ThreadScheduler(ThreadPoolExecutor(max_workers=1))
-        self._pulls.append(
-            self._subscriber.subscribe(subscription, lambda message: self._take(topic, message), scheduler=scheduler)
-        )
-        return f"arn:gcp:pubsub::{PROJECT}:{topic}"
-
-    def _take(self, topic: str, message: Any) -> None:
-        now = time.time()
-        canary.seen(message.data, str(dict(message.attributes)))
-        body = json.loads(message.data)
-        with self._lock:
-            again = (topic, message.message_id) in self._publications  # Pub/Sub gave it twice: that is not our duplicate
-            self._publications.add((topic, message.message_id))
-            if not again and "Records" not in body:
-                self.tests.append(body)
-            elif not again:
-                (record,) = body["Records"]
-                self.arrivals.append(_arrival(topic, message, now, record))
-        message.ack()
-
-    def close(self) -> None:
-        for pull in self._pulls:
-            pull.cancel()
-            pull.result(timeout=10)
-        self._channel.close()
-
-    def of(self, topic: str) -> list[Arrival]:
-        return [arrival for arrival in list(self.arrivals) if arrival.topic == topic]
-
-    def event(self, request_id: str, seconds: float = 30) -> Arrival:
-        """The event of one request, waited for."""
-        found: Arrival = until(
-            lambda: next((arrival for arrival in list(self.arrivals) if arrival.request_id == request_id), None),
-            seconds,
-            f"the event of request {request_id}",
-        )
-        return found
-
-    def ids(self) -> set[str]:
-        return {arrival.id for arrival in list(self.arrivals)}
-
-
-def _arrival(topic: str, message: Any, now: float, record: dict[str, Any]) -> Arrival:
-    s3 = record["s3"]
-    return Arrival(
-        topic,
-        message.message_id,
-        message.attributes["id"],
-        now,
-        s3["bucket"]["name"],
-        unquote_plus(s3["object"]["key"]),
-        record["eventName"],
-        s3["object"].get("size"),
-        s3["object"].get("eTag"),
-        s3["object"]["sequencer"],
-        record,
-        dict(message.attributes),
-    )
 
 
 @contextmanager
@@ -370,6 +249,7 @@ class Verdict:
     changes: int = 0
     arrived: int = 0
     duplicates: int = 0
+    duplicates_at: Counter[str] = field(default_factory=Counter)
     lost: list[Any] = field(default_factory=list)
     phantom: list[Any] = field(default_factory=list)
     inversions: list[Any] = field(default_factory=list)
@@ -383,7 +263,7 @@ class Verdict:
 
 
 _CHANGES = """
-    select id, bucket, key, event, size, etag, seq, request_id, rules from changes where bucket = any(%s) order by seq
+    select id, bucket, key, event, size, etag, seq, at, request_id, rules from changes where bucket = any(%s) order by seq
 """
 
 
@@ -401,7 +281,7 @@ def all_arrived(database: str, collector: Collector, buckets: Sequence[str], sec
     """Wait until every change that a rule wants has arrived; if that takes too long the verdict says what is lost."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and _wanted(changes(database, buckets)).keys() - collector.ids():
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def verdict(database: str, collector: Collector, writers: Writers, buckets: Sequence[str], seed: int) -> Verdict:
@@ -409,6 +289,7 @@ def verdict(database: str, collector: Collector, writers: Writers, buckets: Sequ
     wanted = _wanted(rows)
     arrivals = [arrival for arrival in list(collector.arrivals) if arrival.bucket in buckets]
     found = Verdict(seed, len(writers.acknowledged), writers.unanswered, len(wanted))
+    found.duplicates_at.update(arrival.topic for arrival in arrivals)
     found.lost += _not_stored(writers.acknowledged, rows)
     first: dict[str, Arrival] = {}
     for arrival in arrivals:
@@ -416,15 +297,31 @@ def verdict(database: str, collector: Collector, writers: Writers, buckets: Sequ
             found.phantom.append(arrival)
         first.setdefault(arrival.id, arrival)
     found.lost += [row for id_, row in wanted.items() if id_ not in first]
+    found.duplicates_at.subtract(arrival.topic for arrival in first.values())
     found.arrived, found.duplicates = len(first), len(arrivals) - len(first)
-    newest: dict[tuple[str, str, str], str] = defaultdict(str)
-    for arrival in first.values():
-        place = arrival.topic, arrival.bucket, arrival.key
-        if arrival.sequencer <= newest[place]:
-            found.inversions.append(arrival)
-        newest[place] = max(newest[place], arrival.sequencer)
+    found.inversions += _inversions([each for each in first.values() if each.topic not in collector.unordered])
+    found.inversions += _stale([each for each in first.values() if each.topic in collector.unordered], rows)
     print(found)
     return found
+
+
+def _inversions(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Those that came after a later one of their key."""
+    newest: dict[tuple[str, str, str], str] = defaultdict(str)
+    found = []
+    for arrival in arrivals:
+        place = arrival.topic, arrival.bucket, arrival.key
+        if arrival.sequencer <= newest[place]:
+            found.append(arrival)
+        newest[place] = max(newest[place], arrival.sequencer)
+    return found
+
+
+def _stale(arrivals: Sequence[Arrival], rows: Sequence[Any]) -> list[Arrival]:
+    """What who sorts by sequencer holds in the end for the state of a key, where the last change of the key says another."""
+    last = {(row.bucket, row.key): row for row in rows if row.rules is not None}
+    held = {(each.topic, each.bucket, each.key): each for each in sorted(arrivals, key=lambda each: each.sequencer)}
+    return [each for each in held.values() if _differs(each, last[each.bucket, each.key])]
 
 
 def _not_stored(acknowledged: Sequence[Write], rows: Sequence[Any]) -> list[Write]:

@@ -22,9 +22,9 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 from grpc import insecure_channel
 
 import kafka_reader
+import relay
 from sns_elsewhere import attributes_of, sns_elsewhere
 from sqs_elsewhere import sqs_elsewhere
-from tcp_proxy import Proxy
 from tidings import destinations, plugins
 from tidings.destinations import Destination
 from tidings.events.messages import SENT, Message, Outcome, Verdict
@@ -158,13 +158,13 @@ def of_queue(request: pytest.FixtureRequest) -> Iterator[Case]:
 
         port = urlsplit(url).port
         assert port is not None
-        with Proxy(port).running() as proxy:
-            settings = Settings(database={"url": url.replace(f":{port}/", f":{proxy.port}/")})
+        with relay.running(("127.0.0.1", port)) as way:
+            settings = Settings(database={"url": url.replace(f":{port}/", f":{way.port}/")})
             yield Case(
                 destinations.connect(f"arn:aws:sqs:us-east-1:{project}:q", settings),
-                lambda: proxy.set("cut"),
-                lambda: proxy.set("silent"),
-                lambda: proxy.set("open"),
+                way.refuse,
+                way.hang,
+                way.mend,
                 lambda: len(arrived()),
                 "the database",
                 arrived,

@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 import psycopg
 import pytest
 
+from arrivals import PROJECT, Collector
 from conftest import Running
-from traffic import PROJECT, Answer, Caller, Collector, collecting, send_events, until
+from traffic import Answer, Caller, collecting, send_events
+from waiting import until
 
 BUCKET = "bad-input"
 TARGET = f"/{BUCKET}?notification="

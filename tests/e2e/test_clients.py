@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from arrivals import Arrival, Collector
 from conftest import Running
 from tidings.cli.running import how_to_use
-from traffic import PROGRAMS, Arrival, Collector, collecting, until
+from traffic import PROGRAMS, collecting
+from waiting import until
 
 KEY = "a b/ü+.txt"
 ENCODED = "a+b/%C3%BC%2B.txt"

@@ -12,16 +12,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-import psycopg
 import pytest
-from test_kill import in_flight
 
 import cluster as shared
+from arrivals import PROJECT, Collector
 from conftest import Running, Say, running_stack
+from flight import Flight
 from tidings.local.faults import set_fault
 from tidings.local.processes import free_port
 from tidings.local.spark_cluster import SparkCluster
-from traffic import PROJECT, Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
+from traffic import Writers, all_arrived, collecting, seeded, send_events, verdict
+from waiting import until
 
 MANY = 2500  # more than one task takes
 PAGE_OF_SPARK = free_port()
@@ -201,28 +202,27 @@ def test_parts_of_the_cluster_that_are_killed_lose_nothing(
     bucket = f"kill-the-cluster-{kills}"
     send_events(stack, collector, bucket)
     url, driver, log = stack.ready["database"], stack.pid("stream"), stack.data / "logs" / "stream.log"
-    exposed = 0
+    exposed, flight = 0, Flight(url, {f"arn:gcp:pubsub::{PROJECT}:{bucket}": bucket})
     writers = written(stack, collector, bucket, seed, 1)
-    with psycopg.connect(url, autocommit=True) as database:
-        for turn, what in enumerate((["a Python worker", "an executor", "a worker"] * kills)[:kills]):
-            number = chance.randrange(2)
-            with standing_still(stack):
-                set_fault(stack.ready["pubsub"], f"projects/{PROJECT}/topics/{bucket}", "delay", seconds=0.2)
-                more = written(stack, collector, bucket, seed + 1 + turn, MANY)
-            writers.acknowledged += more.acknowledged
-            arrived = len(collector.arrivals)
-            # now both workers send their part of a round, each key's changes one after the other
-            until(lambda arrived=arrived: len(collector.arrivals) > arrived, 60, "the round sends", every=0.005)
-            time.sleep(chance.uniform(0, 0.5))
-            before = in_flight(database, bucket)
-            until(lambda what=what, number=number: kill(cluster, number, what), 60, f"there is {what} to kill")
-            exposed += max(before, in_flight(database, bucket))
-            set_fault(stack.ready["pubsub"], "*", None)
-            all_arrived(url, collector, [bucket])
-            if what == "a worker":
-                until(lambda: "task slots left and needs 4" in log.read_text(), 60, "the stream warns")
-                cluster.start_worker(number)
-            until(lambda: all(executor(cluster, each) for each in (0, 1)), 120, "both have executors again")
+    for turn, what in enumerate((["a Python worker", "an executor", "a worker"] * kills)[:kills]):
+        number = chance.randrange(2)
+        with standing_still(stack):
+            set_fault(stack.ready["pubsub"], f"projects/{PROJECT}/topics/{bucket}", "delay", seconds=0.2)
+            more = written(stack, collector, bucket, seed + 1 + turn, MANY)
+        writers.acknowledged += more.acknowledged
+        arrived = len(collector.arrivals)
+        # now both workers send their part of a round, each key's changes one after the other
+        until(lambda arrived=arrived: len(collector.arrivals) > arrived, 60, "the round sends", every=0.005)
+        time.sleep(chance.uniform(0, 0.5))
+        before = flight.now()
+        until(lambda what=what, number=number: kill(cluster, number, what), 60, f"there is {what} to kill")
+        exposed += max(before, flight.now())
+        set_fault(stack.ready["pubsub"], "*", None)
+        all_arrived(url, collector, [bucket])
+        if what == "a worker":
+            until(lambda: "task slots left and needs 4" in log.read_text(), 60, "the stream warns")
+            cluster.start_worker(number)
+        until(lambda: all(executor(cluster, each) for each in (0, 1)), 120, "both have executors again")
     all_arrived(url, collector, [bucket])
     found = verdict(url, collector, writers, [bucket], seed)
     say(f"{kills} kills, {exposed} changes were under way: {found}")

@@ -17,7 +17,8 @@ from conftest import Running, fresh_database, running_stack
 from tidings.cli import rules
 from tidings.local.postgres import Postgres
 from tidings.settings import Settings
-from traffic import Caller, collecting, send_events, tidings, until
+from traffic import Caller, collecting, send_events, tidings
+from waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,10 @@ import psycopg
 import pytest
 from bench.requests import Signer, missing, receive
 
+from arrivals import Collector
 from conftest import Running, Say
-from traffic import Collector, collecting, until
+from traffic import collecting
+from waiting import until
 
 WRITERS = 8
 PAUSES = (0.02, 0.02, 0.02, 0.02, 2.0)

@@ -10,21 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from arrivals import PROJECT, Collector
 from conftest import Running, Say
 from tidings.local.pubsub import set_fault
-from traffic import (
-    PROJECT,
-    Collector,
-    Writers,
-    all_arrived,
-    collecting,
-    percentile,
-    seeded,
-    send_events,
-    tidings,
-    until,
-    verdict,
-)
+from traffic import Writers, all_arrived, collecting, percentile, seeded, send_events, tidings, verdict
+from waiting import until
 
 DOWN_SECONDS = 8.0
 SLOWEST_PUT_SECONDS = 2.0

@@ -14,7 +14,8 @@ from s3_server import request, s3_server
 
 from conftest import running_stack
 from tidings.local import pubsub
-from traffic import collecting, send_events, tidings, until
+from traffic import collecting, send_events, tidings
+from waiting import until
 
 JSON = {"TIDINGS_LOG__FORMAT": "json"}
 

@@ -39,7 +39,7 @@ from tidings.client import (
     Unavailable,
 )
 from tidings.local.postgres import Postgres
-from traffic import until
+from waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 INVALID = Configuration("not a topic", ("s3:Nothing",), "\0")

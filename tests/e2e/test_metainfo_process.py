@@ -18,7 +18,7 @@ from s3_server import start
 from tidings.client import Metainfo, Unavailable
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
-from traffic import until
+from waiting import until
 
 
 def connections(front: Front, number: int = 30) -> Counter[int]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
+from arrivals import PROJECT, Collector
 from conftest import Running, Say
+from tidings.changestream.retention import partitions
 from tidings.local.pubsub import set_fault
-from traffic import PROJECT, Collector, Writers, all_arrived, collecting, seeded, send_events, tidings, until, verdict
+from traffic import Writers, all_arrived, collecting, seeded, send_events, tidings, verdict
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +157,78 @@ def test_a_replay_under_live_traffic_loses_and_reorders_nothing(stack: Running, 
     found = verdict(stack.ready["database"], collector, writers, [bucket], seed)
     say(f"{len(live)} live and {len(again)} replayed messages: {found}")
     assert (found.lost, found.phantom, found.inversions) == ([], [], [])
+
+
+OLD = 200
+_LIKE = """
+    insert into changes (seq, at, project, bucket, bucket_id, key, event, size, etag, principal, source_ip, request_id, config,
+                         rules)
+    select nextval('change_seq'), %(at)s, project, bucket, bucket_id, %(key)s, event, size, etag, principal, source_ip, %(key)s,
+           config, rules
+    from changes where bucket = %(bucket)s and key = 'before' returning id || '.' || rules
+"""
+
+
+def written_long_ago(database: psycopg.Connection, bucket: str) -> set[str]:
+    """Changes like that of the key `before`, of some hour two weeks ago, with a partition for it; returns the ids of their
+    messages.
+    """
+    hour = (datetime.now(UTC) - timedelta(days=14)).replace(minute=0, second=0, microsecond=0)
+    end = hour + timedelta(hours=1)
+    name = f"changes_{hour:%Y%m%dT%H%M}_{end:%Y%m%dT%H%M}"
+    database.execute(f"create table {name} partition of changes for values from ('{hour}') to ('{end}')".encode())
+    made = set()
+    for i in range(OLD):
+        values = {"at": hour + timedelta(seconds=i), "key": f"old/{i % 30}", "bucket": bucket}
+        row = database.execute(_LIKE.encode(), values).fetchone()
+        assert row is not None
+        made.add(row[0])
+        if i % 50 == 0:
+            time.sleep(0.3)  # more than one window
+    return made
+
+
+def partitions_of_long_ago(database: psycopg.Connection) -> list[str]:
+    limit = f"changes_{datetime.now(UTC) - timedelta(days=10):%Y%m%dT%H%M}"
+    return [name for name in partitions(database) if name.startswith("changes_2") and name < limit]
+
+
+def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sent_completely(
+    stack: Running, collector: Collector, say: Say
+) -> None:
+    bucket = "archived"
+    send_events(stack, collector, bucket)
+    put(stack, bucket, "before")
+    arrived(collector, bucket, "before")
+    lane = lane_of(stack, bucket)["id"]
+    run(stack, "lanes", "pause", str(lane))
+    with psycopg.connect(stack.ready["database"], autocommit=True) as database:
+        old = written_long_ago(database, bucket)
+        put(stack, bucket, "after")
+        until(lambda: lane_of(stack, bucket)["owed"] == OLD + 1, 60, "the stream has passed them")
+        assert partitions_of_long_ago(database)
+        # A stream looks after partitions when it begins, and once a minute.
+        database.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tidings stream'")
+        until(lambda: not partitions_of_long_ago(database), 90, "the old partition is dropped")
+    [range_] = run(stack, "dead-letters", "list", "--lane", str(lane))["ranges"]
+    assert (range_["n"], range_["state"]) == (OLD, "kept")
+    assert lane_of(stack, bucket)["owed"] == 1
+    run(stack, "lanes", "resume", str(lane))
+    arrived(collector, bucket, "after")
+    assert not old & collector.ids()
+
+    done = run(stack, "dead-letters", "redrive", "--range", str(range_["id"]))
+    assert done == {"range": range_["id"], "sent": OLD}
+    until(lambda: old <= collector.ids(), 60, "all of it arrives")
+    again = [arrival for arrival in collector.of(bucket) if arrival.id in old]
+    say(f"{len(again)} messages of {OLD} archived changes arrived")
+    assert len(again) == OLD
+    for key in {arrival.key for arrival in again}:
+        order = [arrival.sequencer for arrival in again if arrival.key == key]
+        assert order == sorted(order)
+    assert run(stack, "dead-letters", "list", "--lane", str(lane))["ranges"] == []
+    [ended] = run(stack, "dead-letters", "list", "--lane", str(lane), "--ended")["ranges"]
+    assert ended["state"] == "sent"
 
 
 def test_explain_says_why_a_rule_does_not_want_a_change(stack: Running, collector: Collector) -> None:

@@ -18,7 +18,7 @@ from conftest import fresh_database
 from span_receiver import SERVER, Seen, SpanReceiver, receiving
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
-from traffic import until
+from waiting import until
 
 PARENT = "00f067aa0ba902b7"
 _traces = count(0x4BF92F3577B34DA6A3CE929D0E0E4736)

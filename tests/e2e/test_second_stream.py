@@ -16,9 +16,11 @@ import psutil
 import psycopg
 import pytest
 
+from arrivals import Collector
 from conftest import Running, Say, running_stack
 from tidings.delivery.ownership import IDLE_IN_TRANSACTION_SECONDS, TAKEOVER_SECONDS
-from traffic import Collector, Writers, all_arrived, collecting, seeded, send_events, until, verdict
+from traffic import Writers, all_arrived, collecting, seeded, send_events, verdict
+from waiting import until
 
 BUCKET = "two-streams"
 START_SECONDS = 180.0

@@ -21,6 +21,7 @@ import psycopg
 import pytest
 from fronts import Front, Grpc, Http, Key, Refused, Wish
 
+from arrivals import PROJECT, Arrival, Collector
 from conftest import Running, running_stack
 from tidings.access import api_keys
 from tidings.access.api_keys import Access
@@ -31,7 +32,8 @@ from tidings.events.arn import PubSubTopic
 from tidings.events.profiles import PROFILES, Profile
 from tidings.local.processes import free_port
 from tidings.local.pubsub import set_fault
-from traffic import PROJECT, Arrival, Collector, collecting, tidings, until
+from traffic import collecting, tidings
+from waiting import until
 
 SETTLE_SECONDS = 0.3
 """After the last event that was waited for: others of its round may still be on their way."""

@@ -19,7 +19,8 @@ import canary
 from conftest import Say, running_stack
 from tidings.local.processes import free_port
 from tidings.local.redis import Redis
-from traffic import Writers, all_arrived, collecting, percentile, seeded, send_events, until, verdict
+from traffic import Writers, all_arrived, collecting, percentile, seeded, send_events, verdict
+from waiting import until
 
 BUCKET = "sick-redis"
 PHASE_SECONDS = 3.0

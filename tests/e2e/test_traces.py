@@ -10,9 +10,11 @@ from google.pubsub_v1 import PublisherClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from grpc import insecure_channel
 
+from arrivals import PROJECT, Arrival, Collector
 from conftest import Running, running_stack
 from span_receiver import PRODUCER, SERVER, Seen, SpanReceiver, receiving
-from traffic import PROJECT, Arrival, Caller, Collector, collecting, send_events, until
+from traffic import Caller, collecting, send_events
+from waiting import until
 
 PARENT = "00f067aa0ba902b7"
 

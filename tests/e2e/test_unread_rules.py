@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+from arrivals import Collector
 from conftest import Running
 from tidings.db.pool import make_pool
 from tidings.rules.model import Eventing
 from tidings.store import objects
 from tidings.store.model import Content, Origin, Place
-from traffic import Collector, collecting, until
+from traffic import collecting
+from waiting import until
 
 SMALL = Content(1, "e", "text/plain", {}, b"x")
 

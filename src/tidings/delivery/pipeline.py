@@ -101,7 +101,7 @@ class Pipeline:
 
     def stay_warm(self) -> None:
         """Use the workers, so that Spark does not end them: on a cluster those of all executors, any may be next."""
-        local = self._spark.sparkContext.master.startswith("local")
+        local = self._settings.spark.master.startswith("local")
         self.run(_NOTHING, rows=0 if local else _ONE_TASK + 1)
 
     def run(self, todo: Round, rows: int) -> list[Report]:
