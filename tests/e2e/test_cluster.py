@@ -186,13 +186,9 @@ def kill(cluster: SparkCluster, number: int, what: str) -> bool:
     return bool(victims)
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        pytest.param(3, marks=pytest.mark.timeout(900)),
-        pytest.param(20, marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
-    ],
-)
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kills", [20])
 def test_parts_of_the_cluster_that_are_killed_lose_nothing(
     cluster: SparkCluster, stack: Running, collector: Collector, say: Say, kills: int
 ) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import kafka_reader
 from conftest import Running, running_stack
 
 ARN = "arn:tidings:kafka::local:my-events"
 
 
+@pytest.mark.chaos
 def test_changes_arrive_as_records_and_still_do_when_the_brokers_were_killed(tmp_path: Path) -> None:
     with running_stack(tmp_path, TIDINGS_BUCKET_EVENTING__DESTINATIONS='["pubsub", "kafka"]') as stack:
         s3 = stack.s3()
