@@ -176,7 +176,7 @@ def written_long_ago(database: psycopg.Connection, bucket: str) -> set[str]:
     hour = (datetime.now(UTC) - timedelta(days=14)).replace(minute=0, second=0, microsecond=0)
     end = hour + timedelta(hours=1)
     name = f"changes_{hour:%Y%m%dT%H%M}_{end:%Y%m%dT%H%M}"
-    database.execute(f"create table {name} partition of changes for values from ('{hour}') to ('{end}')".encode())
+    database.execute(f"""create table "{name}" partition of changes for values from ('{hour}') to ('{end}')""".encode())
     made = set()
     for i in range(OLD):
         values = {"at": hour + timedelta(seconds=i), "key": f"old/{i % 30}", "bucket": bucket}

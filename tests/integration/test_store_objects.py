@@ -19,7 +19,8 @@ from tidings.errors import CallerError
 from tidings.store import buckets, deletes, objects
 from tidings.store.model import Content, Done, Origin, Place, Segment, Version
 
-ORIGIN = Origin("AKIAEXAMPLE", "192.0.2.1", "0123456789ABCDEF", datetime(2026, 1, 17, 10, 30, tzinfo=UTC))
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+ORIGIN = Origin("AKIAEXAMPLE", "192.0.2.1", "0123456789ABCDEF", datetime(2026, 1, 17, 10, 30, tzinfo=UTC), trace=TRACE)
 
 
 class Store:
@@ -111,6 +112,7 @@ def test_a_put_appends_one_change_that_says_everything(store: Store) -> None:
         "copy_source": None,
         "request_at": "2026-01-17T10:30:00+00:00",
         "replaced": None,
+        "trace": TRACE,
     }
 
 
@@ -127,7 +129,7 @@ def test_a_delete_appends_a_change_without_size_and_etag_and_with_what_was_there
     assert store.delete("key") is None
     change = store.changes()[1]
     assert (change["old_size"], change["content_type"], change["metadata"]) == (5, "text/plain", '{"x-amz-meta-a": "b"}')
-    assert change["operation"] == "delete last committed"
+    assert (change["operation"], change["trace"]) == ("delete last committed", TRACE)
     assert (change["event"], change["size"], change["etag"], change["encoded"]) == ("ObjectRemoved:Delete", None, None, None)
     with pytest.raises(CallerError, match="NoSuchKey"):
         store.get("key")
