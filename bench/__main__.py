@@ -9,13 +9,22 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import drain, eventing, large, latency, lookup, many, report, small
+from bench import delivered, drain, eventing, large, latency, lookup, many, report, small
 from bench.measure import CannotMeasure, Figure
 from tidings.errors import TidingsError
 
 # Those with a stack come first: the JVM that drain starts in this process stays until it ends.
-MODULES: tuple[ModuleType, ...] = (latency, eventing, small, large, lookup, many, drain)
-NAMES = (*drain.NAMES, *latency.NAMES, *eventing.NAMES, *small.NAMES, *large.NAMES, *lookup.NAMES, *many.NAMES)
+MODULES: tuple[ModuleType, ...] = (latency, eventing, small, large, lookup, delivered, many, drain)
+NAMES = (
+    *drain.NAMES,
+    *delivered.NAMES,
+    *latency.NAMES,
+    *eventing.NAMES,
+    *small.NAMES,
+    *large.NAMES,
+    *lookup.NAMES,
+    *many.NAMES,
+)
 """In the order of the report."""
 
 

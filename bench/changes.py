@@ -42,7 +42,7 @@ cross join lateral (
     select %(prefix)s || '2026/11/' || lpad((n / 64)::text, 8, '0') || '/part' || case when n %% 10 = 0 then ' ' else '-' end
            || lpad((n %% 64)::text, 5, '0') || '.parquet' as key
 ) k
-join bucket_eventing_configs c on c.bucket_name = 'bench-' || n %% %(buckets)s
+join bucket_eventing_configs c on c.bucket_name = %(name)s || n %% %(buckets)s
 join bucket_metainfos b on (b.project_id, b.name) = (c.project_id, c.bucket_name)
 """
 
@@ -88,7 +88,7 @@ def _filled(url: str, rows: int) -> Changes:
             [names, project],
         )
         asyncio.run(_set_rules(url, project, names))
-        connection.execute(INSERT, {"project": project, "rows": rows, "buckets": BUCKETS, "prefix": PREFIX})
+        connection.execute(INSERT, {"project": project, "rows": rows, "name": "bench-", "buckets": BUCKETS, "prefix": PREFIX})
         connection.execute("vacuum analyze")
         connection.execute("checkpoint")  # or it comes in the middle of a repeat
         _check_keys(connection, rows)

@@ -69,7 +69,8 @@ def _filled(url: str, rows: int) -> dict[str, tuple[reader.Slice, ...]]:
         configured(connection, project, MANY)
         start = START
         for way, buckets in (("10 buckets", FEW), ("10,000 buckets", MANY)):
-            connection.execute(INSERT, {"project": project, "rows": rows, "buckets": buckets, "prefix": PREFIX})
+            wanted = {"project": project, "rows": rows, "name": "bench-", "buckets": buckets, "prefix": PREFIX}
+            connection.execute(INSERT, wanted)
             end = windows.latest(connection)
             found[way] = tuple(reader.slices(connection, start, end))
             start = end

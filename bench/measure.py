@@ -80,6 +80,9 @@ _KINDS = {
     "/java": "JVM",
     "/postgres": "PostgreSQL",
     "tidings.local.pubsub": "Pub/Sub",
+    "tidings.local.kafka": "Kafka brokers",
+    "bench.relay": "relay",
+    "bench.endpoint": "endpoint",
     "tidings serve": "API",
     "tidings stream": "driver",
 }
@@ -88,14 +91,23 @@ _KINDS = {
 
 def cpu_seconds(root: int) -> Counter[str]:
     """The processor time so far of everything below the process `root`, by kind, those that have ended included."""
-    spent: Counter[str] = Counter()
+    # user, system, and both of the children that have ended
+    return _summed(root, lambda process: sum(process.cpu_times()[:4]))
+
+
+def memory(root: int) -> Counter[str]:
+    """The memory of everything below the process `root` in bytes, by kind; what processes share counts once for all of them."""
+    return _summed(root, lambda process: float(process.memory_full_info().pss))
+
+
+def _summed(root: int, of: Callable[[psutil.Process], float]) -> Counter[str]:
+    found: Counter[str] = Counter()
 
     def add(process: psutil.Process, inherited: str) -> None:
         try:
             command = " ".join(process.cmdline())
             kind = next((kind for part, kind in _KINDS.items() if part in command), inherited)
-            times = process.cpu_times()
-            spent[kind] += sum(times[:4])  # user, system, and both of the children that have ended
+            found[kind] += of(process)  # type: ignore[assignment]  # a Counter's values may be fractions
             children = process.children()
         except psutil.Error:
             return  # it ended just now
@@ -104,7 +116,7 @@ def cpu_seconds(root: int) -> Counter[str]:
 
     for child in psutil.Process(root).children():
         add(child, "other")
-    return spent
+    return found
 
 
 def said(spent: Mapping[str, float], per: float = 1.0) -> str:

@@ -12,7 +12,7 @@ import psycopg
 from tidings.changestream.reader import Slice
 
 FETCH = 20_000
-_COLUMNS = "seq, at, project, bucket, key, encoded, event, size, etag, principal, source_ip, request_id, rules, id"
+COLUMNS = "seq, at, project, bucket, key, encoded, event, size, etag, principal, source_ip, request_id, rules, id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def run(url: str, piece: Slice, region: str) -> tuple[int, int]:
 
 def records(url: str, piece: Slice, region: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(message id, message) for each change and rule that wants it, in order."""
-    query = f"select {_COLUMNS} from changes where {piece.condition} order by seq".encode()
+    query = f"select {COLUMNS} from changes where {piece.condition} order by seq".encode()
     with psycopg.connect(url) as connection:
         connection.execute("set time zone 'UTC'")
         known = rules(connection)
@@ -53,11 +53,11 @@ def records(url: str, piece: Slice, region: str) -> Iterator[tuple[str, dict[str
                 for row in rows:
                     for number in row[12].split(","):
                         rule = known.get(number)
-                        if rule is not None and _wants(rule, row[6], row[4], row[5]):
-                            yield f"{row[13]}.{number}", _record(row, rule.config_id, region)
+                        if rule is not None and wants(rule, row[6], row[4], row[5]):
+                            yield f"{row[13]}.{number}", record(row, rule.config_id, region)
 
 
-def _wants(rule: PlainRule, event: str, key: str, encoded: str | None) -> bool:
+def wants(rule: PlainRule, event: str, key: str, encoded: str | None) -> bool:
     if f"s3:{event}" not in rule.events and f"s3:{event.partition(':')[0]}:*" not in rule.events:
         return False
     if key.startswith(rule.prefix) and key.endswith(rule.suffix):
@@ -65,7 +65,7 @@ def _wants(rule: PlainRule, event: str, key: str, encoded: str | None) -> bool:
     return encoded is not None and encoded.startswith(rule.prefix) and encoded.endswith(rule.suffix)
 
 
-def _record(row: tuple[Any, ...], config_id: str, region: str) -> dict[str, Any]:
+def record(row: tuple[Any, ...], config_id: str, region: str) -> dict[str, Any]:
     seq, at, project, bucket, key, encoded, event, size, etag, principal, source_ip, request_id, _, id_ = row
     about = {"key": encoded or key}
     if size is not None:

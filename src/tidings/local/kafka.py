@@ -36,6 +36,8 @@ from confluent_kafka import cimpl
 from tidings.errors import OperatorError
 from tidings.local.processes import die_with_parent, end
 
+PARTITIONS = 4
+"""Of a topic for which nobody says how many."""
 _PRODUCER = 0
 _ALL = -1
 REQUESTS = {"produce": 0, "metadata": 3, "producer_id": 22}
@@ -168,7 +170,7 @@ def set_fault(address: str, fault: str | None, **options: Any) -> None:
     ask(address, fault=fault, **options)
 
 
-def create_topic(address: str, topic: str, partitions: int = 4) -> None:
+def create_topic(address: str, topic: str, partitions: int = PARTITIONS) -> None:
     ask(address, create=topic, partitions=partitions)
 
 
