@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, StringType, StructField, StructType
 
@@ -41,9 +42,6 @@ RESULT = StructType(
 whether it waits for somebody to act, the longest wait for an answer, how long the peer asked us to wait, and the destination's
 words; dead letters as JSON; and how long changes took from their commit: how many for each of DELAYS, and the sum in seconds.
 A row without a lane counts changes that no rule is there for any more, and has their bucket in place of the words."""
-
-DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 3600.0, 86400.0)
-"""Seconds from commit to delivered: the upper ends of the histogram's buckets. One more is for what took longer."""
 
 _NO_FORMAT = "its messages have a format that is new here"
 
@@ -105,7 +103,7 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
         for lane, pending in lanes.items():
             if time.monotonic() >= deadline and results[lane].undelivered is None:
                 results[lane].late = True
-                results[lane].undelivered = pending.positions[0]
+                results[lane].undelivered = pending.position(0)
         open_lanes = {lane: pending for lane, pending in lanes.items() if results[lane].undelivered is None}
         if open_lanes:
             publishers.loop().run_until_complete(_send_lanes(open_lanes, results, terms, deadline))
@@ -114,46 +112,57 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
 
 def _by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
     """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
-    lanes: dict[int, Pending | None] = {}
-    for lane, slot, window, seq, at, id_, body, key, attributes in zip(
-        *(column.to_pylist() for column in batch.columns), strict=True
-    ):
+    batch, runs = _runs(batch)
+    slots, windows, seqs, written, ids, bodies, keys, beside = _lists(batch)
+    lanes: dict[int, Pending] = {}
+    for lane, begin, end in runs:
         if lane is None:
-            orphans[body] += 1
+            orphans.update(body.decode() for body in bodies[begin:end])
             continue
-        if lane not in lanes:
-            start = terms.start_of(lane)
-            lanes[lane] = None if start is None else Pending(start)
-            if start is not None:
-                results.setdefault(lane, LaneResult())
-        pending = lanes[lane]
-        if pending is None or (window, seq) <= pending.start or results[lane].undelivered is not None:
+        start = terms.start_of(lane)
+        if start is None:
             continue
-        if body is None:  # the next plan will have it
-            _leave(results[lane], pending, Position(window, seq))
+        result = results.setdefault(lane, LaneResult())
+        first = bisect_right(range(end), start, begin, key=lambda i: Position(windows[i], seqs[i]))
+        if first == end or result.undelivered is not None:
             continue
-        beside = {"id": id_, "sequencer": f"{seq:016X}"}
-        if attributes is not None:
-            beside |= json.loads(attributes)
-        if lane in terms.replays:
-            beside["replay"] = "true"
-        pending.slots.append(slot)
-        pending.positions.append(Position(window, seq))
-        pending.written.append(at)
-        pending.messages.append(
-            Message(id_, body.encode(), beside, None if key is None else key.encode(), f"{slot & _64_BITS:016x}")
-        )
-    return {lane: pending for lane, pending in lanes.items() if pending is not None and pending.messages}
+        owed = slice(first, end)
+        pending = Pending(slots[owed], windows[owed], seqs[owed], [], written[owed])
+        if None in bodies[owed]:  # the next plan will have it; until then nothing of this lane, or it would be out of order
+            result.late, result.undelivered, result.error = True, pending.position(0), _NO_FORMAT
+            continue
+        attributes = [{"id": id_, "sequencer": f"{seq:016X}"} for id_, seq in zip(ids[owed], pending.seqs, strict=True)]
+        for own, more in zip(attributes, beside[owed], strict=True) if any(beside[owed]) else ():
+            own |= json.loads(more or "{}")
+        for own in attributes if lane in terms.replays else ():
+            own["replay"] = "true"
+        groups = [f"{slot & _64_BITS:016x}" for slot in pending.slots]
+        pending.messages = list(map(Message, ids[owed], bodies[owed], attributes, keys[owed], groups))
+        lanes[lane] = pending
+    return lanes
+
+
+def _runs(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int | None, int, int]]]:
+    """The batch with the rows of each lane side by side, in their order; and where each lane begins and ends."""
+    runs = pc.run_end_encode(batch.column("lane"))
+    if len(runs.values) > len(pc.unique(runs.values)):
+        batch = batch.take(pc.sort_indices(batch.column("lane")))  # Arrow's sort is stable
+        runs = pc.run_end_encode(batch.column("lane"))
+    ends = runs.run_ends.to_pylist()
+    return batch, list(zip(runs.values.to_pylist(), [0, *ends], ends, strict=False))
+
+
+def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
+    """The columns after the lane. Text becomes bytes where it is sent as bytes."""
+    bytes_ = {"body", "key"}
+    return [
+        (column.cast(pa.binary()) if name in bytes_ else column).to_pylist()
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name != "lane"
+    ]
 
 
 _64_BITS = 0xFFFFFFFFFFFFFFFF
-
-
-def _leave(result: LaneResult, pending: Pending, position: Position) -> None:
-    """Nothing of this lane from here on, and nothing of what is before it in this batch: it stays in order."""
-    first = pending.positions[0] if pending.positions else position
-    result.late, result.undelivered, result.error = True, first, _NO_FORMAT
-    pending.slots, pending.positions, pending.messages, pending.written = [], [], [], []
 
 
 async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
@@ -179,7 +188,8 @@ def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBat
             "after": result.after,
             "error": result.error,
             "dead": json.dumps([_letter(dead) for dead in result.dead]) if result.dead else None,
-            **_delays(result.delays),
+            "delays": result.delays,
+            "delay": result.delay,
         }
         for lane, result in results.items()
     ]
@@ -198,13 +208,6 @@ def _letter(dead: Dead) -> dict[str, Any]:
         "label": None if message.key is None else message.key.decode(),
         "reason": dead.reason,
     }
-
-
-def _delays(seconds: list[float]) -> dict[str, Any]:
-    counts = [0] * (len(DELAYS) + 1)
-    for delay in seconds:
-        counts[bisect_left(DELAYS, delay)] += 1
-    return {"delays": counts, "delay": sum(seconds)}
 
 
 _ARROW = to_arrow_schema(RESULT)

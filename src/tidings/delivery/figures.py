@@ -17,8 +17,8 @@ from psycopg import Connection
 
 from tidings.delivery import overview
 from tidings.delivery.alerts import NAME as ALERT
-from tidings.delivery.deliver import DELAYS
 from tidings.delivery.reports import Report
+from tidings.delivery.sending import DELAYS
 from tidings.errors import OperatorError
 
 STATES = ("live", "behind", "ready", "paused", "closed")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from tidings.destinations import Destination
-from tidings.events.messages import Message, Outcome, Verdict
+from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.events.positions import Position
 
 MOST_DEAD = 100
 """Dead letters of one lane in one task: they travel through the driver. A lane that has more goes on a moment later."""
+
+DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 3600.0, 86400.0)
+"""Seconds from commit to delivered: the upper ends of the histogram's buckets. One more is for what took longer."""
 
 Care = Literal["none", "probe", "suspect"]
 """How a lane is tried: as it comes; one message before the rest; or so that one bad message can be told from a destination
@@ -43,20 +46,37 @@ class LaneResult:
     after: float = 0.0
     error: str | None = None
     dead: list[Dead] = field(default_factory=list)
-    delays: list[float] = field(default_factory=list)
-    """Seconds from the writing of each change to the word that its message was taken."""
+    delays: list[int] = field(default_factory=lambda: [0] * (len(DELAYS) + 1))
+    delay: float = 0.0
+    """From the writing of each change to the word that its message was taken: how many for each of DELAYS, and the sum."""
+
+    def add(self, sizes: Iterable[int], written: Sequence[int], now: float) -> None:
+        """Messages that were sent: the sizes of their bodies, when their changes were written, and when the word came."""
+        self.sent += len(written)
+        self.bytes += sum(sizes)
+        self.delay += len(written) * now - sum(written) / 1e6
+        longest_first = sorted(written)
+        before = 0
+        for place in range(len(DELAYS), 0, -1):
+            longer = bisect_left(longest_first, (now - DELAYS[place - 1]) * 1e6)
+            self.delays[place] += longer - before
+            before = longer
+        self.delays[0] += len(written) - before
 
 
 @dataclass
 class Pending:
-    """The messages of one lane in one Arrow batch after `start`, in order of position."""
+    """The messages of one lane in one Arrow batch, in order of position."""
 
-    start: Position
-    slots: list[int] = field(default_factory=list)
-    positions: list[Position] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
+    slots: list[int]
+    windows: list[int]
+    seqs: list[int]
+    messages: list[Message]
+    written: list[int]
     """When each change was written, in microseconds."""
+
+    def position(self, i: int) -> Position:
+        return Position(self.windows[i], self.seqs[i])
 
 
 async def send_lane(
@@ -75,10 +95,10 @@ async def send_lane(
         reach = destination.ahead
         timeout = min(timeout, deadline - time.monotonic())
         if timeout <= 0 or len(result.dead) >= MOST_DEAD:
-            result.late, result.undelivered = True, pending.positions[left[0]]
+            result.late, result.undelivered = True, pending.position(left[0])
             return
         outcomes = await _send_wave(destination, wave, pending, result, timeout)
-        failed = [i for i in wave if outcomes[i].verdict in (Verdict.RETRY, Verdict.WAIT)]
+        failed = [i for i, outcome in outcomes.items() if outcome.verdict is not Verdict.REJECTED]
         if failed and care == "suspect" and outcomes[failed[0]].verdict is Verdict.RETRY:
             other = await _another(destination, failed[0], later, pending, result, deadline)
             if other is not None:
@@ -100,7 +120,7 @@ async def _another(
     if other is None or timeout <= 0:
         return None
     outcomes = await _send_wave(destination, [other], pending, result, timeout)
-    return other if outcomes[other].verdict is Verdict.SENT else None
+    return None if other in outcomes else other
 
 
 def _stop(
@@ -112,7 +132,7 @@ def _stop(
     deadline: float,
 ) -> None:
     first = outcomes[failed[0]]
-    result.undelivered = pending.positions[min(failed[0], later[0]) if later else failed[0]]
+    result.undelivered = pending.position(min(failed[0], later[0]) if later else failed[0])
     result.late = time.monotonic() >= deadline
     result.waits = all(outcomes[i].verdict is Verdict.WAIT for i in failed)
     result.after = max(outcomes[i].after or 0.0 for i in failed)
@@ -122,37 +142,45 @@ def _stop(
 async def _send_wave(
     destination: Destination, wave: Sequence[int], pending: Pending, result: LaneResult, timeout: float
 ) -> dict[int, Outcome]:
-    """Send a wave in as many calls as the destination needs, side by side: all its keys are different."""
+    """Send a wave in as many calls as the destination needs, side by side: all its keys are different.
+
+    Returns what became of those that were not sent.
+    """
     began = time.monotonic()
-    chunks = list(_chunks(wave, pending.messages, destination.max_batch, destination.max_bytes))
-    calls = [destination.send([pending.messages[i] for i in chunk], timeout) for chunk in chunks]
+    messages = pending.messages
+    chunks = list(_chunks(wave, messages, destination.max_batch, destination.max_bytes))
+    calls = [destination.send([messages[i] for i in chunk], timeout) for chunk in chunks]
     answers = await asyncio.gather(*calls)
     result.seconds = max(result.seconds, time.monotonic() - began)
-    outcomes = {
-        i: outcome for chunk, answer in zip(chunks, answers, strict=True) for i, outcome in zip(chunk, answer, strict=True)
-    }
     now = time.time()
-    for i, outcome in outcomes.items():
-        if outcome.verdict is Verdict.SENT:
-            result.sent += 1
-            result.bytes += len(pending.messages[i].body)
-            result.delays.append(now - pending.written[i] / 1e6)
-        elif outcome.verdict is Verdict.REJECTED:
+    others: dict[int, Outcome] = {}
+    for chunk, answer in zip(chunks, answers, strict=True):
+        sent: Sequence[int] = chunk
+        if answer.count(SENT) != len(chunk) or len(answer) != len(chunk):
+            outcomes = dict(zip(chunk, answer, strict=True))
+            sent = [i for i, outcome in outcomes.items() if outcome.verdict is Verdict.SENT]
+            others |= {i: outcome for i, outcome in outcomes.items() if outcome.verdict is not Verdict.SENT}
+        result.add([len(messages[i].body) for i in sent], [pending.written[i] for i in sent], now)
+    for i, outcome in others.items():
+        if outcome.verdict is Verdict.REJECTED:
             _bury(pending, i, result, outcome.reason)
-    return outcomes
+    return others
 
 
 def _bury(pending: Pending, i: int, result: LaneResult, reason: str) -> None:
-    result.dead.append(Dead(pending.positions[i], pending.messages[i], reason))
+    result.dead.append(Dead(pending.position(i), pending.messages[i], reason))
 
 
-def _next_wave(left: Sequence[int], slots: list[int], reach: int) -> tuple[list[int], list[int]]:
+def _next_wave(left: Sequence[int], slots: list[int], reach: int) -> tuple[Sequence[int], Sequence[int]]:
     """Split what is left into the first message of each key within `reach`, and the rest; order is kept."""
     near = bisect_left(left, left[0] + reach)
+    within = left[:near]
+    if len({slots[i] for i in within}) == near:  # the usual case: nothing to choose
+        return within, left[near:]
     wave: list[int] = []
     later: list[int] = []
     taken: set[int] = set()
-    for i in left[:near]:
+    for i in within:
         if slots[i] in taken:
             later.append(i)
         else:
@@ -161,7 +189,12 @@ def _next_wave(left: Sequence[int], slots: list[int], reach: int) -> tuple[list[
     return wave, [*later, *left[near:]]
 
 
-def _chunks(wave: Sequence[int], messages: list[Message], max_batch: int, max_bytes: int) -> Iterator[list[int]]:
+def _chunks(wave: Sequence[int], messages: list[Message], max_batch: int, max_bytes: int) -> Iterator[Sequence[int]]:
+    most = min(max_batch, len(wave))
+    if most * max(len(messages[i].body) for i in wave) <= max_bytes:  # the usual case: only their number counts
+        for start in range(0, len(wave), most):
+            yield wave[start : start + most]
+        return
     chunk: list[int] = []
     room = max_bytes
     for i in wave:

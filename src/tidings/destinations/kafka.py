@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -157,9 +158,14 @@ def _size(message: Message) -> int:
 
 def _headers(attributes: dict[str, str]) -> list[tuple[str, str | bytes | None]]:
     """CloudEvents over Kafka has `ce_` where HTTP has `ce-`, and its values as they are, where HTTP escapes them."""
+    if not any(map(_CLOUDEVENTS, attributes)):
+        return list(attributes.items())
     return [
         ("ce_" + name[3:], unquote(value)) if name.startswith("ce-") else (name, value) for name, value in attributes.items()
     ]
+
+
+_CLOUDEVENTS = re.compile("ce-").match
 
 
 class _Call:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidings.delivery.sending import MOST_DEAD, Care, LaneResult, Pending, send_lane
 from tidings.events.messages import SENT, Message, Outcome, Verdict
-from tidings.events.positions import START, Position
+from tidings.events.positions import Position
 from tidings.testing import MemoryDestination
 
 REFUSED = Outcome(Verdict.REJECTED, "INVALID_ARGUMENT: no")
@@ -21,7 +21,8 @@ FAILED = Outcome(Verdict.RETRY, "UNAVAILABLE: try later")
 def pending(slots: list[int]) -> Pending:
     """Message i has slot `slots[i]` and position (1, i + 1)."""
     messages = [Message(str(i), b"x" * 10) for i in range(len(slots))]
-    return Pending(START, slots, [Position(1, i + 1) for i in range(len(slots))], messages, [0] * len(slots))
+    count = len(slots)
+    return Pending(slots, [1] * count, list(range(1, count + 1)), messages, [0] * count)
 
 
 def send(destination: MemoryDestination, todo: Pending, budget: float = 5.0, care: Care = "none") -> LaneResult:
