@@ -19,7 +19,7 @@ _OURS = {"bootstrap.servers", "metadata.broker.list", "enable.idempotence", "ack
 class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
     """The pipeline."""
 
-    max_rows: int = Field(5_000, ge=1, description="changes in one round at most")
+    max_rows: int = Field(20_000, ge=1, description="changes in one round at most")
     budget_seconds: float = Field(
         1.0,
         gt=0,
