@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # A lane this many changes from the stream's position is served by the stream's next round.
 _NEAR = 1000
+# Changes in a chunk for a lane that is slow: with fewer, every other second would go to the chunks themselves.
+_SMALL = 500
 # Windows in one chunk: each is a query of its own.
 _MAX_WINDOWS = 200
 # So that lanes which failed in the same moment do not all come back in the same moment.
@@ -55,11 +57,15 @@ def group_of(lane: Lane) -> Group:
 
 
 class Turns:
-    """Whose turn it is: the lane that has waited longest leads a chunk, so that none waits for ever behind strangers."""
+    """Whose turn it is: the lane that has waited longest leads a chunk, so that none waits for ever behind strangers.
+
+    And how large its chunk is: what does not get through in time is read and rendered for nothing.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
         self._number = 0
+        self._sizes: dict[int, int] = {}
 
     def leader(self, group: Sequence[Lane]) -> Lane:
         return min(group, key=lambda lane: (self._last.get(lane.id, 0), lane.cursor))
@@ -67,6 +73,14 @@ class Turns:
     def served(self, lanes_served: Sequence[Lane]) -> None:
         self._number += 1
         self._last.update((lane.id, self._number) for lane in lanes_served)
+
+    def size(self, leader: Lane, most: int) -> int:
+        """How many changes the leader's next chunk should have."""
+        return min(self._sizes.get(leader.id, most), most)
+
+    def ended(self, leader: Lane, size: int, late: bool) -> None:
+        """A chunk for which there was no time is followed by one of half its size, any other by a larger one."""
+        self._sizes[leader.id] = max(size // 2, min(size, _SMALL)) if late else 2 * size
 
 
 def due(standing: Standing, group: Group, turns: Turns) -> list[Lane]:
@@ -100,7 +114,8 @@ def catch_up(
     leader = turns.leader(group)
     start, replay = leader.cursor, leader.replay
     rate = replay.rate if replay else settings.delivery.catch_up_rate or None
-    rows = settings.delivery.max_rows if rate is None else max(1, min(settings.delivery.max_rows, int(rate)))
+    most = settings.delivery.max_rows if rate is None else max(1, min(settings.delivery.max_rows, int(rate)))
+    rows = turns.size(leader, most)
     end = min(_end(connection, start, rows), replay.until if replay else stream)
     served = [leader] if replay else [lane for lane in group if lane is leader or start <= lane.cursor < end]
     turns.served(served)
@@ -116,6 +131,7 @@ def catch_up(
     wanted = replay.sources if replay else lanes.rules_of(connection, [lane.id for lane in served])
     pieces = reader.slices(connection, start, end, wanted, replay.prefix if replay else "")
     reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), standing.moment, terms), rows=0)}
+    turns.ended(leader, rows, late=leader.id in reports and reports[leader.id].late)
     alerted = 0
     for lane in served:
         reached = max(end, lane.cursor)
