@@ -34,6 +34,14 @@ _JAVA = "Spark needs Java 17 or newer: install a JDK or JRE (for example `apt in
 # Spark's own worker over a private socket. A sixth off the JVM's work.
 _ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
+# Spark remembers what its web pages would show, also where there are none: a thousand jobs, and the plan of each.
+_FORGETTING = {
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "20",
+}
+
 # Executors may run where temporary folders are deep in a tree, as on YARN, and the path of a socket ends at 107 characters.
 _ELSEWHERE = {
     "spark.python.unix.domain.socket.dir": "/tmp",
@@ -69,6 +77,7 @@ def start(settings: Settings, on_top: int = FOR_CATCH_UP) -> SparkSession:
         "spark.driver.memory": settings.spark.driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        **_FORGETTING,
         "spark.speculation": "false",  # a second attempt beside the first would send out of order
         "spark.sql.adaptive.enabled": "false",  # one stage: there is nothing to adapt, and it costs time in every round
         "spark.sql.ansi.enabled": "true",
