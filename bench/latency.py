@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from google.cloud import pubsub_v1
@@ -22,7 +23,7 @@ from tidings.local import topics
 
 NAMES = ("latency_p50", "latency_p99")
 PER_SECOND = 50
-_BUCKET = "bench-latency"
+BUCKET = "bench-latency"
 _WRITERS = 4
 _WARM_UP = 100
 _SLICES = 5
@@ -34,41 +35,34 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
     seconds = 10 if quick else 60
     with running(progress) as stack:
         topics.create(TOPIC.name)
-        bucket(stack.ready, _BUCKET, eventing=True)
-        arrivals = _Arrivals()
-        subscriber = pubsub_v1.SubscriberClient()
-        pull = subscriber.subscribe(topics.subscription_of(TOPIC), callback=arrivals.receive)
-        try:
+        bucket(stack.ready, BUCKET, eventing=True)
+        with arriving() as arrivals:
             progress("warming up")
-            _write(stack, "warm", _WARM_UP)
+            write(stack, "warm", _WARM_UP)
             arrivals.wait_for(_WARM_UP)
             progress(f"{PER_SECOND} writes a second for {seconds} s")
             before = cpu_seconds(stack.up)
-            took = _write(stack, "timed", seconds * PER_SECOND)
+            took = write(stack, "timed", seconds * PER_SECOND)
             spent = cpu_seconds(stack.up) - before
             arrivals.wait_for(_WARM_UP + seconds * PER_SECOND)
-        finally:
-            pull.cancel()
-            pull.result(timeout=10)
-            subscriber.close()
-        waits = _waits(stack, arrivals)
-    lost = seconds * PER_SECOND - len(waits)
+        taken = waits(stack, arrivals, "timed")
+    lost = seconds * PER_SECOND - len(taken)
     note = (
-        f"{len(waits)} of {seconds * PER_SECOND} changes at {seconds * PER_SECOND / took:.1f} a second, {lost} lost,"
-        f" {arrivals.duplicates} twice; slowest {max(waits):.2f} s; from changes.at to the subscriber's callback;"
+        f"{len(taken)} of {seconds * PER_SECOND} changes at {seconds * PER_SECOND / took:.1f} a second, {lost} lost,"
+        f" {arrivals.duplicates} twice; slowest {max(taken):.2f} s; from changes.at to the subscriber's callback;"
         f" range over {_SLICES} parts of the run; processor time in a second: {said(spent, took)}"
     )
     if lost:
         raise CannotMeasure(f"{lost} changes did not arrive within {_WAIT_SECONDS:g} s: {note}")
-    size = -(-len(waits) // _SLICES)
+    size = -(-len(taken) // _SLICES)
     for name in names:
         share, bar = _BARS[name]
-        parts = [_quantile(waits[start : start + size], share) for start in range(0, len(waits), size)]
-        yield Figure(name, _quantile(waits, share), bar, (min(parts), max(parts)), "s", note)
+        parts = [quantile(taken[start : start + size], share) for start in range(0, len(taken), size)]
+        yield Figure(name, quantile(taken, share), bar, (min(parts), max(parts)), "s", note)
         note = "the same run"
 
 
-def _write(stack: Stack, folder: str, number: int) -> float:
+def write(stack: Stack, folder: str, number: int) -> float:
     """PUT so many objects, evenly spaced; the seconds that it took. A writer that is late does not make others late."""
     signer = Signer.of(stack.ready)
     began = time.monotonic()
@@ -77,7 +71,7 @@ def _write(stack: Stack, folder: str, number: int) -> float:
         with signer.connect() as connection:
             for index in range(writer, number, _WRITERS):
                 time.sleep(max(0.0, began + index / PER_SECOND - time.monotonic()))
-                connection.sendall(signer.put(_BUCKET, f"{PREFIX}{folder}/{index:06}.bin"))
+                connection.sendall(signer.put(BUCKET, f"{PREFIX}{folder}/{index:06}.bin"))
                 await_answer(connection)
 
     with ThreadPoolExecutor(_WRITERS) as pool:
@@ -85,7 +79,7 @@ def _write(stack: Stack, folder: str, number: int) -> float:
     return time.monotonic() - began
 
 
-class _Arrivals:
+class Arrivals:
     """When each message came first, by its id."""
 
     def __init__(self) -> None:
@@ -109,14 +103,27 @@ class _Arrivals:
             self._changed.wait_for(lambda: len(self.at) >= number, _WAIT_SECONDS)
 
 
-def _waits(stack: Stack, arrivals: _Arrivals) -> list[float]:
-    """The seconds that each timed change took, in the order of writing. One that never came is not among them."""
+@contextmanager
+def arriving() -> Iterator[Arrivals]:
+    """What Google's subscriber gets of TOPIC while the block lasts."""
+    arrivals = Arrivals()
+    with pubsub_v1.SubscriberClient() as subscriber:
+        pull = subscriber.subscribe(topics.subscription_of(TOPIC), callback=arrivals.receive)
+        try:
+            yield arrivals
+        finally:
+            pull.cancel()
+            pull.result(timeout=10)
+
+
+def waits(stack: Stack, arrivals: Arrivals, folder: str) -> list[float]:
+    """The seconds that each change in a folder took, in the order of writing. One that never came is not among them."""
     rows = stack.database.execute(
         "select id, extract(epoch from at)::float8 from changes where bucket = %s and starts_with(key, %s) order by seq",
-        [_BUCKET, f"{PREFIX}timed/"],
+        [BUCKET, f"{PREFIX}{folder}/"],
     ).fetchall()
     return [arrivals.at[change] - at for change, at in rows if change in arrivals.at]
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
+def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]

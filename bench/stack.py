@@ -28,17 +28,21 @@ _START_SECONDS = 180.0
 _STOP_SECONDS = 90.0
 
 
-def bucket(ready: dict[str, Any], name: str, *, eventing: bool = False) -> None:
-    """A new bucket, which sends everything below PREFIX to TOPIC or has no configuration at all."""
+def client(ready: dict[str, Any]) -> Any:
     import boto3  # a client, and not one that is measured
 
-    s3 = boto3.client(
+    return boto3.client(
         "s3",
         endpoint_url=ready["s3"],
         region_name=ready["region"],
         aws_access_key_id=ready["access_key_id"],
         aws_secret_access_key=ready["secret_access_key"],
     )
+
+
+def bucket(ready: dict[str, Any], name: str, *, eventing: bool = False) -> None:
+    """A new bucket, which sends everything below PREFIX to TOPIC or has no configuration at all."""
+    s3 = client(ready)
     s3.create_bucket(Bucket=name)
     if eventing:
         rule = {

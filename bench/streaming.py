@@ -143,10 +143,11 @@ class Streaming:
     def wait_for(self, backlog: Backlog) -> None:
         """Until the stream and all lanes have passed the backlog."""
         seen, deadline = None, time.monotonic() + _STUCK_SECONDS
-        query = "select s.win, s.seq, (select min((l.win, l.seq)) from lanes l where l.state not in ('live', 'closed')) from stream s"
+        behind = "select min((l.win, l.seq)) from lanes l where l.state not in ('live', 'closed')"
+        query = f"select s.win, s.seq, ({behind}) from stream s"
         while True:
-            win, seq, behind = now = self.row(query)
-            if Position(win, seq) >= backlog.end and behind is None:
+            win, seq, slowest = now = self.row(query)
+            if Position(win, seq) >= backlog.end and slowest is None:
                 return
             if now != seen:
                 seen, deadline = now, time.monotonic() + _STUCK_SECONDS
