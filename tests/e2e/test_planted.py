@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "what is not permitted is dropped": Mistake(
         "delivery/sending.py",
-        (("if outcomes[i].verdict in (Verdict.RETRY, Verdict.WAIT)]", "if outcomes[i].verdict is Verdict.RETRY]"),),
+        (("if outcome.verdict in (Verdict.RETRY, Verdict.WAIT)]", "if outcome.verdict is Verdict.RETRY]"),),
         FAULTS,
         "lost",
     ),

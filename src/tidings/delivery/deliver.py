@@ -96,7 +96,7 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     results: dict[int, LaneResult] = {}
     orphans: Counter[str] = Counter()
     for batch in batches:
-        lanes = _by_lane(batch, terms, results, orphans)
+        lanes = by_lane(batch, terms, results, orphans)
         publishers.learn(lanes)
         if deadline is None:  # the budget is for waiting on destinations, not for anything before
             deadline = time.monotonic() + terms.budget
@@ -110,7 +110,7 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     yield _rows(results, orphans)
 
 
-def _by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
+def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
     """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
     batch, runs = _runs(batch)
     slots, windows, seqs, written, ids, bodies, keys, beside = _lists(batch)

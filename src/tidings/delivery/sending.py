@@ -98,7 +98,7 @@ async def send_lane(
             result.late, result.undelivered = True, pending.position(left[0])
             return
         outcomes = await _send_wave(destination, wave, pending, result, timeout)
-        failed = [i for i, outcome in outcomes.items() if outcome.verdict is not Verdict.REJECTED]
+        failed = [i for i, outcome in outcomes.items() if outcome.verdict in (Verdict.RETRY, Verdict.WAIT)]
         if failed and care == "suspect" and outcomes[failed[0]].verdict is Verdict.RETRY:
             other = await _another(destination, failed[0], later, pending, result, deadline)
             if other is not None:

@@ -130,3 +130,13 @@ def row(lane_id: int, sent: int, **values: Any) -> Any:
     nothing = dict.fromkeys(RESULT.fieldNames()) | {"bytes": 0, "late": False, "waits": False, "seconds": 0.0, "after": 0.0}
     nothing |= {"delays": [0, 0], "delay": 0.0}
     return SimpleNamespace(**(nothing | {"lane": lane_id, "sent": sent} | values))
+
+
+def test_a_lane_that_does_not_get_through_gets_smaller_chunks_and_larger_ones_again_when_it_does() -> None:
+    turns, sizes = Turns(), []
+    for late in (True, True, True, True, True, False, False, False, False, False, False):
+        sizes.append(turns.size(lane(), 8000))
+        turns.ended(lane(), sizes[-1], late)
+    assert sizes == [8000, 4000, 2000, 1000, 500, 500, 1000, 2000, 4000, 8000, 8000]
+    turns.ended(lane(), 3, late=True)
+    assert turns.size(lane(), 8000) == 3, "a rate that asks for less than a small chunk is kept"
