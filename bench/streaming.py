@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,17 +94,14 @@ class Streaming:
                 time.sleep(0.1)
             yield
         finally:
-            self.go_on()
+            if process.poll() is None:
+                self.go_on()
             end(process, _STOP_SECONDS)
 
     @property
     def pid(self) -> int:
         assert self._stream is not None
         return self._stream.pid
-
-    def _processes(self) -> list[psutil.Process]:
-        driver = psutil.Process(self.pid)
-        return [driver, *driver.children(recursive=True)]
 
     def stand_still(self) -> None:
         """Between two rounds: an open transaction of a process that stands still would hold back the whole database."""
@@ -124,8 +121,10 @@ class Streaming:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes():
-            process.send_signal(number)
+        driver = psutil.Process(self.pid)
+        for process in (driver, *driver.children(recursive=True)):
+            with suppress(psutil.Error):  # a worker that ended just now
+                process.send_signal(number)
 
     def fill(self, name: str, rows: int) -> Backlog:
         """So many changes of the buckets `name`0 to `name`9, committed at once, in one window, while the stream stands still.

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -49,6 +49,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 _STARTS = st.builds(Position, st.integers(1, 3), st.integers(95, 130))
 
 
+@settings(deadline=None)
 @given(rows(), _STARTS, st.dictionaries(st.sampled_from([2, 3]), _STARTS), st.sets(st.just(2)), st.sets(st.just(3)))
 def test_every_lane_gets_what_it_is_owed_and_nothing_else(
     given_rows: list[Row], everyone: Position, starts: dict[int, Position], skipped: set[int], replays: set[int]
@@ -94,6 +95,7 @@ def test_a_lane_that_has_stopped_gets_nothing_of_a_later_batch() -> None:
 _CLEAR_OF_BOUNDS = st.floats(-1, 100_000).filter(lambda delay: all(abs(delay - upto) > 1e-3 for upto in DELAYS))
 
 
+@settings(deadline=None)
 @given(st.lists(_CLEAR_OF_BOUNDS, max_size=50))
 def test_delays_are_counted_in_their_buckets(seconds: list[float]) -> None:
     now = time.time()
