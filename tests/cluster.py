@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -53,12 +54,26 @@ def below(driver: int) -> list[psutil.Process]:
     heard = {
         f"@{each.laddr.ip.removeprefix('::ffff:')}:{each.laddr.port}"
         for process in psutil.Process(driver).children(recursive=True)
-        for each in process.net_connections("tcp")
+        for each in _connections(process)
         if each.status == psutil.CONN_LISTEN
     }
     workers = [psutil.Process(worker.pid) for cluster in _running for worker in cluster.workers if worker]
-    executors = [child for worker in workers for child in worker.children() if any(map(" ".join(child.cmdline()).count, heard))]
+    executors = [child for worker in workers for child in worker.children() if any(map(_command(child).count, heard))]
     return [process for executor in executors for process in (executor, *executor.children(recursive=True))]
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    try:
+        return list(process.net_connections("tcp"))
+    except psutil.Error:  # it has just ended
+        return []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def stop() -> None:
