@@ -36,6 +36,8 @@ _STAY_WARM_SECONDS = 25.0
 _BUSY_ROWS = 50
 _GATHER_SECONDS_A_ROW = 0.001
 _GATHER_SECONDS = 1.0
+# The round of a backlog is large, and has the budget once for so many changes: who keeps up this pace stays with the stream.
+_BUDGET_ROWS = 5000
 
 
 class Stream:
@@ -140,9 +142,10 @@ class Stream:
         if ready:
             wanted = lanes.rules_of(connection, [lane.id for lane in ready])
             pieces = reader.slices(connection, min(lane.cursor for lane in ready), start, wanted) + pieces
+        budget = self._settings.delivery.budget_seconds * max(1.0, rows / _BUDGET_ROWS)
         terms = Terms(
-            budget=self._settings.delivery.budget_seconds,
-            timeout=self._settings.delivery.budget_seconds,
+            budget=budget,
+            timeout=budget,
             everyone_from=start,
             starts={lane.id: lane.cursor for lane in ready},
             skipped=standing.not_served,

@@ -69,7 +69,8 @@ def connect(arn: str, settings: Settings) -> PubSub:
 
 
 class PubSub:
-    max_batch = ahead = 1000
+    max_batch = 1000
+    ahead = 4 * max_batch
     max_bytes = 9_000_000  # of 10 MB: the rest is for ids, attributes and framing
 
     def __init__(self, topic: PubSubTopic, settings: PubSubSettings, account: str | None) -> None:
