@@ -145,7 +145,7 @@ class Stream:
         budget = self._settings.delivery.budget_seconds * max(1.0, rows / _BUDGET_ROWS)
         terms = Terms(
             budget=budget,
-            timeout=budget,
+            timeout=self._settings.delivery.budget_seconds,  # who does not answer at all is given up no later than else
             everyone_from=start,
             starts={lane.id: lane.cursor for lane in ready},
             skipped=standing.not_served,
