@@ -26,11 +26,13 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from confluent_kafka import cimpl
 
 from tidings.errors import OperatorError
@@ -187,6 +189,8 @@ class Running:
 
     def hang(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_STOPPED:  # a busy one goes on for a moment
+            time.sleep(0.01)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
