@@ -25,7 +25,7 @@ from tidings.events.arn import PubSubTopic
 
 NAMES = ("backlog_rate", "memory_after_1m")
 _TOPIC = PubSubTopic("bench-project", "bench-events")
-_WARM_UPS = 7
+_WARM_UPS = 5
 _OURS = ("driver", "JVM", "Python workers")
 _MIB = 2**20
 
@@ -45,8 +45,9 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         progress(f"the first {small:,}")
         _drain(stream, small)
         before = _memory()
+        stream.warm_up("events-", 300, progress)
         for number in range(_WARM_UPS):
-            progress(f"warming up: {number + 1} of {_WARM_UPS}")
+            progress(f"warming up: {number + 1} of {_WARM_UPS} backlogs")
             _drain(stream, small)
         rates = interleaved({f"{rows:,}": partial(_drain, stream, rows) for rows in (small, 10 * small)}, repeats, 0, progress)
         after = _memory()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,16 +29,18 @@ _OTHERS = 10
 def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[Figure]:  # noqa: ARG001
     seconds, pairs = (5, 2) if quick else (10, 5)
     with running(progress) as stack, arriving_at(stack.ready) as arrivals:
-        numbers, puts, written = count(), 0, 0
+        numbers, puts, written, churned = count(), 0, 0, 0.0
 
         def phase(churning: bool) -> float:
-            nonlocal puts, written
+            nonlocal puts, written, churned
             folder = f"phase-{next(numbers)}"
             written += seconds * PER_SECOND
+            began = time.monotonic()
             with _putting(stack.ready) if churning else _nobody() as done:
                 write(stack, folder, seconds * PER_SECOND)
                 arrivals.wait_for(written)
             puts += done[0]
+            churned += time.monotonic() - began if churning else 0.0
             taken = waits(stack, arrivals, folder)
             if len(taken) != seconds * PER_SECOND:
                 raise CannotMeasure(f"{len(taken)} of {seconds * PER_SECOND} changes arrived.")
@@ -45,7 +48,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 
         found = interleaved({"nobody": partial(phase, False), "churn": partial(phase, True)}, pairs, 1, progress)
     middle = ", ".join(f"{name} {statistics.median(values):.3f} s" for name, values in found.items())
-    rate = puts / ((pairs + 1) * seconds)
+    rate = puts / churned
     note = f"p50 from commit to arrival at {PER_SECOND} writes a second: {middle}; {rate:.1f} configurations put a second"
     yield Figure.median("rule_churn", ratios(found["churn"], found["nobody"]), _BAR, "", note)
 

@@ -33,7 +33,7 @@ from tidings.local import kafka, topics
 NAMES = ("pubsub_vs_relay", "kafka_vs_relay")
 _BAR = Bar(">=", 1.2)
 _SAMPLE = 1000
-_WARM_UPS = 7
+_WARM_UPS = 5
 _PUBSUB = {"events": PubSubTopic("bench-project", "bench-events"), "sample": PubSubTopic("bench-project", "bench-sample")}
 _KAFKA = {"events": KafkaTopic("bench", "bench-events"), "sample": KafkaTopic("bench", "bench-sample")}
 _READ_SECONDS = 30.0
@@ -94,8 +94,9 @@ class _Race:
 
     def figure(self, name: str, repeats: int, progress: Progress) -> Figure:
         runs = {"stream": self._run_stream, "relay": self._run_relay}
-        for number in range(_WARM_UPS):  # until the JVM has compiled the rounds' path it spends more on that than on the rounds
-            progress(f"warming up: {number + 1} of {_WARM_UPS}")
+        self._stream.warm_up("events-", 300, progress)
+        for number in range(_WARM_UPS):
+            progress(f"warming up: {number + 1} of {_WARM_UPS} backlogs")
             self._run_stream()
         self._run_relay()
         for spent in self._spent.values():

@@ -35,7 +35,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         _subscribe(stream, hook.url)
         folder = Path(open_.enter_context(TemporaryDirectory(prefix="tidings-bench-")))
         open_.enter_context(stream.stream(folder, progress))
-        progress("warming up")
+        stream.warm_up("hook-", 100, progress)
         _drain(stream, rows)
         rates: list[float] = []
         spent: Counter[str] = Counter()
