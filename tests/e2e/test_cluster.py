@@ -24,6 +24,8 @@ from tidings.local.spark_cluster import SparkCluster
 from traffic import Writers, all_arrived, collecting, seeded, send_events, verdict
 from waiting import until
 
+pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
+
 MANY = 2500  # more than one task takes
 PAGE_OF_SPARK = free_port()
 

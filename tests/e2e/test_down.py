@@ -16,6 +16,8 @@ from tidings.local.pubsub import set_fault
 from traffic import Writers, all_arrived, collecting, percentile, seeded, send_events, tidings, verdict
 from waiting import until
 
+pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
+
 DOWN_SECONDS = 8.0
 SLOWEST_PUT_SECONDS = 2.0
 ON_TIME_SECONDS = 3.0  # who waited for a stranger would wait for all of DOWN_SECONDS

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from arrivals import PROJECT
 from conftest import Say, running_stack
 from tidings.local.pubsub import set_fault
 from traffic import Writers, all_arrived, collecting, seeded, send_events, verdict
 from waiting import until
+
+pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
 
 
 def test_a_record_that_fails_stops_every_lane_and_all_go_on_after_it(tmp_path: Path, say: Say) -> None:

@@ -168,6 +168,7 @@ def test_an_api_that_is_killed_has_kept_all_it_acknowledged(stack: Running, coll
         assert (answer.status, answer.body) == (200, body) if body is not None else answer.status == 404
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_while_the_database_is_away_the_stream_waits_and_then_goes_on_by_itself(
     stack: Running, there: Outside, collector: Collector, say: Say

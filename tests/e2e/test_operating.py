@@ -193,6 +193,7 @@ def partitions_of_long_ago(database: psycopg.Connection) -> list[str]:
     return [name for name in partitions(database) if name.startswith("changes_2") and name < limit]
 
 
+@pytest.mark.chaos
 def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sent_completely(
     stack: Running, collector: Collector, say: Say
 ) -> None:

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import boto3
+import pytest
 
 import canary
 from conftest import Running
 from tidings.topics.verifying import Verifier
 from webhooks import Answer, Received, webhook
+
+pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
 
 KEYS, VERSIONS = 5, 4
 

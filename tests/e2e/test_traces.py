@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from google.pubsub_v1 import PublisherClient
 from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
 from grpc import insecure_channel
@@ -15,6 +16,8 @@ from conftest import Running, running_stack
 from span_receiver import PRODUCER, SERVER, Seen, SpanReceiver, receiving
 from traffic import Caller, collecting, send_events
 from waiting import until
+
+pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
 
 PARENT = "00f067aa0ba902b7"
 
