@@ -252,6 +252,7 @@ def test_the_ready_file_has_all_that_a_script_needs(stack: Running) -> None:
         "s3",
         "grpc",
         "pubsub",
+        "metrics",
         "database",
         "project",
         "access_key_id",
