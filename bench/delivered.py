@@ -183,7 +183,7 @@ class _Kafka:
         for use, topic in _KAFKA.items():
             kafka.create_topic(brokers.address, topic.topic)
             stream.buckets(f"{use}-", topic)
-        self._consumer = Consumer({"bootstrap.servers": self.place, "group.id": "bench", "auto.offset.reset": "earliest"})
+        self._consumer = Consumer({"bootstrap.servers": self.place, "group.id": "bench", "log_level": 0})
         self._consumer.assign([TopicPartition(_KAFKA["sample"].topic, number, 0) for number in range(kafka.PARTITIONS)])
         open_.callback(self._consumer.close)
 
