@@ -93,7 +93,8 @@ async def send_lane(
     while left:
         wave, later = _next_wave(left, pending.slots, reach)
         reach = destination.ahead
-        timeout = min(timeout, deadline - time.monotonic())
+        began = time.monotonic()
+        timeout = min(timeout, deadline - began)
         if timeout <= 0 or len(result.dead) >= MOST_DEAD:
             result.late, result.undelivered = True, pending.position(left[0])
             return
@@ -106,7 +107,7 @@ async def send_lane(
                 _bury(pending, failed[0], result, reason)
                 later, failed = [i for i in later if i != other], []
         if failed:
-            _stop(pending, result, failed, later, outcomes, deadline)
+            _stop(pending, result, failed, later, outcomes, began + timeout)
             return
         left, care = later, "none"
 
@@ -129,11 +130,11 @@ def _stop(
     failed: list[int],
     later: Sequence[int],
     outcomes: dict[int, Outcome],
-    deadline: float,
+    given_up: float,
 ) -> None:
     first = outcomes[failed[0]]
     result.undelivered = pending.position(min(failed[0], later[0]) if later else failed[0])
-    result.late = time.monotonic() >= deadline
+    result.late = time.monotonic() >= given_up
     result.waits = all(outcomes[i].verdict is Verdict.WAIT for i in failed)
     result.after = max(outcomes[i].after or 0.0 for i in failed)
     result.error = first.reason

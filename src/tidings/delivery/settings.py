@@ -23,8 +23,8 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
     budget_seconds: float = Field(
         1.0,
         gt=0,
-        description="how long a round waits for destinations, for each 5,000 changes in it; a lane that needs longer goes on"
-        " beside the stream",
+        description="how long a round waits for destinations at most, for each 5,000 changes in it; a lane that needs longer"
+        " goes on beside the stream. While answers are quick it waits three times as long as they take",
     )
     poll_seconds: float = Field(0.02, gt=0, description="how often an idle stream looks for new changes")
     retry_seconds: tuple[float, ...] = Field(

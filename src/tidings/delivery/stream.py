@@ -18,6 +18,7 @@ from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, owne
 from tidings.delivery.deliver import Terms
 from tidings.delivery.figures import Figures
 from tidings.delivery.ownership import Owner
+from tidings.delivery.patience import Patience
 from tidings.delivery.pipeline import Pipeline, Round
 from tidings.delivery.reports import Report
 from tidings.errors import ForeignPosition, OperatorError, Superseded
@@ -49,6 +50,7 @@ class Stream:
         self._rebase = rebase
         self._stop = threading.Event()
         self._turns = catchup.Turns()
+        self._patience = Patience(settings.delivery.budget_seconds)
         self._figures = figures or Figures()
         self._over = threading.Event()
 
@@ -145,7 +147,7 @@ class Stream:
         budget = self._settings.delivery.budget_seconds * max(1.0, rows / _BUDGET_ROWS)
         terms = Terms(
             budget=budget,
-            timeout=self._settings.delivery.budget_seconds,  # who does not answer at all is given up no later than else
+            timeout=self._patience.seconds(rows),
             everyone_from=start,
             starts={lane.id: lane.cursor for lane in ready},
             skipped=standing.not_served,
@@ -154,6 +156,7 @@ class Stream:
         if self._settings.delivery.isolation == "stream":
             reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
         lanes.end_round(connection, epoch, start, end, ready, reports, catchup.retry_after(self._settings.delivery, 1))
+        self._patience.learn(reports)
         self._figures.add(reports)
         for report in reports:
             _tell(report)
@@ -240,6 +243,7 @@ class Stream:
         reports, alerted = catchup.catch_up(
             connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns
         )
+        self._patience.learn(reports)
         self._figures.add(reports)
         for _ in range(alerted):
             self._figures.alerted()

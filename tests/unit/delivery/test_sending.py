@@ -60,6 +60,18 @@ def test_a_slow_destination_is_late_and_not_failed_for_good() -> None:
     assert (result.late, result.sent, result.undelivered) == (True, 0, Position(1, 1))
 
 
+def test_who_does_not_answer_within_the_timeout_is_late_though_the_budget_lasts() -> None:
+    result = LaneResult()
+    slow = MemoryDestination(delay=1.0)
+    asyncio.run(send_lane(slow, pending([1, 2]), result, timeout=0.05, deadline=time.monotonic() + 30))
+    assert (result.late, result.undelivered) == (True, Position(1, 1))
+
+
+def test_who_says_no_within_the_timeout_is_not_late() -> None:
+    result = send(MemoryDestination(lambda _: FAILED), pending([1, 2]))
+    assert (result.late, result.undelivered) == (False, Position(1, 1))
+
+
 def test_a_key_with_many_changes_does_not_let_the_others_run_ahead() -> None:
     """Whatever is sent beyond the first message that is left is sent again when time runs out: one call's worth at most."""
     destination = MemoryDestination(delay=0.02)
