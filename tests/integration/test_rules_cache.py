@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -231,6 +232,11 @@ def test_a_forgotten_document_is_gone_for_every_process_and_its_neighbours_stay(
     asyncio.run(run())
 
 
+def of_the_cache(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What it has said itself: when garbage is collected, a loop that ended in another test may complain."""
+    return [record for record in caplog.records if record.name == "tidings.rules.cache"]
+
+
 def test_a_killed_server_costs_nothing_and_is_used_again_by_itself(server: Redis, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with cache(server.url) as rules:
@@ -246,7 +252,7 @@ def test_a_killed_server_costs_nothing_and_is_used_again_by_itself(server: Redis
             await stored(rules, "photos", "after")
 
     asyncio.run(run())
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert [record.levelname for record in of_the_cache(caplog)] == ["WARNING", "WARNING"]
     assert "failed 3 times in a row (ConnectionError)" in caplog.text
     assert f"Redis at 127.0.0.1:{server.port} answers again" in caplog.text
 
@@ -306,7 +312,7 @@ def test_a_server_that_hangs_costs_each_request_its_budget_once(
         return rules.failures > failures
 
     asyncio.run(run())
-    assert len(caplog.records) == 2
+    assert len(of_the_cache(caplog)) == 2
     assert "(TimeoutError)" in caplog.text
     say(f"50 at once: {figures(times)}")
 
