@@ -2,12 +2,13 @@
 everybody else nothing has happened.
 
 The short form has one trouble for each kind. `make chaos` has all twenty, in turn, and holds the others' p99 from commit to
-arrival against that of the undisturbed time around each trouble.
+arrival against that of the undisturbed times around the troubles: the middle one of five, for a machine has bad moments.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 import urllib.request
@@ -209,6 +210,7 @@ def metric(stack: Running, name: str) -> str:
 
 UNDISTURBED_SECONDS = 20.0
 TROUBLE_SECONDS = 20.0
+WARM_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +236,7 @@ def test_five_troubles_in_turn_leave_the_others_as_quick_as_before(
     watch = Watch(patient_stack, there, patient_collector, f"long-{kind}")
     quiet, phases = [], []
     with writing(patient_stack, watch, seed, WRITES_A_SECOND) as writers:
-        time.sleep(5)
+        time.sleep(WARM_SECONDS)
         for trouble in TROUBLES:
             began = time.time()
             time.sleep(UNDISTURBED_SECONDS)
@@ -242,12 +244,13 @@ def test_five_troubles_in_turn_leave_the_others_as_quick_as_before(
             phases.append(watch.trouble(kind, trouble, TROUBLE_SECONDS + (30 if trouble == "slow" else 0)))
     judge(watch, writers, seed, say)
     first, rows = first_arrivals(patient_collector), changes(watch.url, watch.buckets)
-    undisturbed = [delay for phase in quiet for delay in watch.delays(phase, rows, first)]
-    say(f"undisturbed: {figures(undisturbed)}")
+    undisturbed = [watch.delays(phase, rows, first) for phase in quiet]
+    usual = statistics.median(percentile(delays, 0.99) for delays in undisturbed)
+    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}")
     worst = 0.0
     for phase in phases:
         others = watch.delays(phase, rows, first)
-        ratio = percentile(others, 0.99) / percentile(undisturbed, 0.99)
+        ratio = percentile(others, 0.99) / usual
         worst = max(worst, ratio)
         say(f"{kind}: {phase.back}; the others' {figures(others)}, {ratio:.2f} x undisturbed")
     assert worst <= RATIO
