@@ -1,0 +1,58 @@
+"""The writing half of the durable path: the events of a call become rows of the change stream, in the call's own transaction.
+
+`appended` is a part of the statement that changes the reference, so its row is locked when the numbers are drawn: events of a
+reference are numbered in the order in which they happened, those of one call in the order in which they are given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, LiteralString
+
+from tidings.catalog.model import Caller
+from tidings.events.catalog import CatalogEvent, ReferenceDeleted
+
+EVENT = "nessie:"
+"""Before the type of an event, in the column `event`."""
+
+
+def appended(source: LiteralString) -> LiteralString:
+    """Appends the parameters' events if `source`, a relation of the statement, has a row: the reference as it was changed."""
+    return f"""
+    insert into changes (seq, id, project, bucket, bucket_id, key, event, etag, principal, source_ip, request_id, config, rules,
+                         operation, metadata, request_at, trace, catalog)
+    select nextval('change_seq'), e.id, %(repository)s, %(repository)s, '', e.key, e.event, e.etag, %(created_by)s, %(source_ip)s,
+           %(request_id)s, 0, (select string_agg(rule::text, ',' order by rule) from catalog_subscriptions
+                               where project = %(repository)s),
+           %(operation)s, %(roles)s, %(request_at)s, %(trace)s, e.catalog
+    from (select e.* from {source} cross join rows from (
+              json_to_recordset(%(events)s::json) as (id text, key text, event text, etag text, catalog text)
+          ) with ordinality as e(id, key, event, etag, catalog, place) order by e.place) e
+    """
+
+
+def parameters(repository: str, operation: str, events: Sequence[CatalogEvent], caller: Caller) -> dict[str, Any]:
+    """`operation` is the name of the call. Roles go into the column `metadata`, for filters: messages do not say them."""
+    return {
+        "repository": repository,
+        "operation": operation,
+        "created_by": caller.name,
+        "roles": json.dumps(caller.roles) if caller.roles else None,
+        "source_ip": caller.source_ip,
+        "request_id": caller.request_id,
+        "request_at": caller.request_at,
+        "trace": caller.trace,
+        "events": json.dumps([_row(event) for event in events], ensure_ascii=False, separators=(",", ":")),
+    }
+
+
+def _row(event: CatalogEvent) -> dict[str, Any]:
+    about = event.about
+    return {
+        "id": event.id,
+        "key": about.full_name,
+        "event": EVENT + event.type,
+        "etag": None if isinstance(event, ReferenceDeleted) else getattr(event, "hash_after", about.hash),
+        "catalog": event.to_json(),
+    }
