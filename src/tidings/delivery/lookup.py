@@ -21,12 +21,12 @@ DEFAULT_FORMAT = "s3"
 
 # A lane that was made after the round began is none of its business: who made it has seen to where it begins.
 _ROUTES = """
-select n.number::text as rule, l.id as lane, c.config_id, c.events, c.filter_prefix as prefix, c.filter_suffix as suffix,
-       split_part(l.destination, ':', 3) as service, l.project, f.format, f.headers
+select n.number::text as rule, l.id as lane, t.name, t.events, t.prefix, t.suffix, t.filter,
+       split_part(l.destination, ':', 3) as service, l.project, coalesce(t.format, f.format) as format, f.headers
 from unnest(%(numbers)s::bigint[]) as n(number)
-join (select source, rule, lane from routes union all select rule, rule, null from bucket_eventing_configs where lane is null) r
+join (select source, rule, lane from routes union all select rule, rule, null from rule_terms where lane is null) r
     on r.source = n.number
-join bucket_eventing_configs c on c.rule = r.rule
+join rule_terms t on t.rule = r.rule
 left join lanes l on l.id = r.lane and pg_visible_in_snapshot(l.xid, %(snapshot)s::pg_snapshot)
 left join lane_formats f on f.lane = l.id
 order by n.number, l.id
@@ -35,6 +35,9 @@ order by n.number, l.id
 _IN_USE = """
 select distinct split_part(l.destination, ':', 3), f.format, f.headers
 from lanes l join lane_formats f on f.lane = l.id where l.state <> 'closed'
+union
+select '', t.format, f.headers
+from rule_terms t join routes r on r.rule = t.rule join lane_formats f on f.lane = r.lane where t.format is not null
 """
 
 
@@ -75,10 +78,11 @@ def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
         "rule": row["rule"],
         "lane": row["lane"],
         "format": format_ + IN_HEADERS if row["headers"] else format_,
-        "config_json": json.dumps(row["config_id"], ensure_ascii=False),
+        "config_json": json.dumps(row["name"], ensure_ascii=False),
         "events": row["events"],
         "prefix": row["prefix"],
         "suffix": row["suffix"],
+        "filter": row["filter"],
     }
 
 

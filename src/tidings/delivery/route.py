@@ -29,6 +29,7 @@ ROUTE = StructType(
         StructField("events", ArrayType(StringType())),
         StructField("prefix", StringType()),
         StructField("suffix", StringType()),
+        StructField("filter", StringType()),
     ]
 )
 """Where a change goes: the rule as it is now, and one of its lanes. `rule` is the number that the change has."""
@@ -108,4 +109,4 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
 def route(changes: DataFrame, literal: bool = False) -> DataFrame:
     """Drop what the rule as it is now does not want. A rule that was deleted leaves a row without a lane."""
     no_rule = F.col("lane").isNull()
-    return changes.where(no_rule | columns.matches(literal)).drop("events", "prefix", "suffix")
+    return changes.where(no_rule | columns.matches(literal)).drop("events", "prefix", "suffix", "filter")

@@ -27,7 +27,7 @@ def headers() -> dict[str, Value]:
         "repository-id": Text(F.col("bucket")),
         "initiator": Text(F.col("principal")),
         "event-type": Plain(event_type()),
-        "event-creation-time": Plain(F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")),
+        "event-creation-time": Plain(_member("$.eventCreationTimestamp")),
         "commit-creation-time": Optional(Plain(committed)),
     }
 
