@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import psycopg
@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 
 from tidings import settings as settings_module
 from tidings.db.connecting import noticing
+from tidings.delivery import cel_batches
 from tidings.delivery.render import IN_HEADERS
 from tidings.delivery.route import Routes, expand, numbers_in
 from tidings.settings import Settings
@@ -41,6 +42,9 @@ from rule_terms t join routes r on r.rule = t.rule join lane_formats f on f.lane
 """
 
 
+_FILTERS = "select distinct filter from catalog_subscriptions where filter is not null order by filter limit %s"
+
+
 class Moment(NamedTuple):
     """Which rules and lanes a round knows: their version, and a snapshot in which they are all visible."""
 
@@ -51,8 +55,8 @@ class Moment(NamedTuple):
 _kept: tuple[int, Routes] = (-1, Routes())
 
 
-def routed(batch: pa.RecordBatch, moment: Moment) -> pa.RecordBatch:
-    """The changes of a batch, each with the rules and lanes that it goes to."""
+def routed(batch: pa.RecordBatch, moment: Moment, filters: Collection[str] = ()) -> pa.RecordBatch:
+    """The changes of a batch, each with the rules and lanes that it goes to. Those of `filters` are left to who asks."""
     global _kept
     if _kept[0] != moment.version:
         _kept = (moment.version, Routes())
@@ -61,7 +65,7 @@ def routed(batch: pa.RecordBatch, moment: Moment) -> pa.RecordBatch:
         settings = settings_module.load()
         with psycopg.connect(noticing(settings.database_url)) as connection:
             routes.learn(unknown, found(connection, unknown, moment, settings))
-    return expand(batch, routes)
+    return cel_batches.matches(expand(batch, routes), filters)
 
 
 def found(connection: Connection, numbers: Iterable[str], moment: Moment, settings: Settings) -> list[dict[str, Any]]:
@@ -100,3 +104,8 @@ def formats_in_use(connection: Connection, settings: Settings) -> list[str]:
         for service, format_, headers in connection.execute(_IN_USE).fetchall()
     }
     return sorted(names | {DEFAULT_FORMAT, *settings.formats.pubsub_formats.values()})
+
+
+def filters_in_use(connection: Connection, most: int) -> list[str]:
+    """Filters that a subscription to a catalog has now, no more than so many."""
+    return [row[0] for row in connection.execute(_FILTERS, [most]).fetchall()]
