@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Collection
 from functools import lru_cache
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 def matches(batch: pa.RecordBatch, columns: Collection[str]) -> pa.RecordBatch:
     """The rows that their `filter` wants, if it is none of those that are `columns`; it is taken from the rows that stay."""
     filters = batch.column("filter")
-    if filters.null_count == batch.num_rows:
+    if filters.null_count == batch.num_rows or "catalog" not in batch.schema.names:  # then nobody can say it yet, either
         return batch
     own = {text for text in pc.unique(filters).to_pylist() if text is not None and text not in columns}
     if not own:
@@ -46,7 +45,7 @@ def _wants(text: str, said: str | None, roles: str | None) -> bool:
 
 
 @lru_cache(maxsize=1000)
-def _expression(text: str) -> Any:
+def _expression(text: str) -> Expression | None:
     try:
         return Expression(text)
     except ExpressionMistake as mistake:  # it was right when it was registered, by another version of the library

@@ -85,6 +85,10 @@ def _elements() -> Column:
     return F.coalesce(_said("contentKey.elements"), F.array().cast("array<string>"))
 
 
+def _all_but_last(elements: Column) -> Column:
+    return F.slice(elements, F.lit(1), F.greatest(F.size(elements) - 1, F.lit(0)))
+
+
 _VARIABLES: dict[str, Callable[[], Column]] = {
     "type": nessie.event_type,
     "repository": lambda: F.col("bucket"),
@@ -95,9 +99,7 @@ _VARIABLES: dict[str, Callable[[], Column]] = {
     "hashBefore": lambda: _text(_said("hashBefore")),
     "hashAfter": lambda: _text(_said("hashAfter")),
     "contentName": lambda: F.array_join(_elements(), "."),
-    "contentNamespace": lambda: F.array_join(
-        F.slice(_elements(), F.lit(1), F.greatest(F.size(_elements()) - 1, F.lit(0))), "."
-    ),
+    "contentNamespace": lambda: F.array_join(_all_but_last(_elements()), "."),
     "contentType": lambda: _text(_said("contentType")),
     "contentId": lambda: _text(_said("content.id")),
     "message": lambda: _text(_said("commitMeta.message")),

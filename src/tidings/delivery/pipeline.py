@@ -82,7 +82,7 @@ class Pipeline:
         self._plans: dict[int, DataFrame] = {}
 
     def learn(self, moment: Moment, connection: Connection) -> None:
-        """See whether a new rule or lane brought a format or a filter that the plan does not have: only then it is made anew."""
+        """See whether a new rule or lane brought a format or a filter that the plan does not have: then it is made anew."""
         if moment.version == self._version:
             return
         formats = lookup.formats_in_use(connection, self._settings)

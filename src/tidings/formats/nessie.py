@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from tidings.formats import Context, Json, Optional, Plain, Said, Text, Value, to_json
+from tidings.formats import Context, Optional, Plain, Said, Text, Value, to_json
 
 DETAILS = ("catalog",)
 
@@ -14,8 +14,13 @@ _NAME = len("/refs/heads/") + 1
 _TAG = "/refs/tags/"
 
 
-def message(context: Context) -> Said:
-    return Said(F.col("catalog"), key=F.concat_ws(":", "bucket", reference()), attributes=to_json(headers()))
+def message(_context: Context) -> Said:
+    return Said(F.col("catalog"), key(), to_json(headers()))
+
+
+def key() -> Column:
+    """`repository:reference`"""
+    return F.concat_ws(":", "bucket", reference())
 
 
 def headers() -> dict[str, Value]:
@@ -40,10 +45,6 @@ def reference() -> Column:
     """Its short name, from the full one that is the change's key."""
     short = F.when(F.startswith(F.col("key"), F.lit(_TAG)), F.substring("key", len(_TAG) + 1, 2**31 - 1))
     return short.otherwise(F.substring("key", _NAME, 2**31 - 1))
-
-
-def body() -> Json:
-    return Json(F.col("catalog"))
 
 
 def _member(path: str) -> Column:

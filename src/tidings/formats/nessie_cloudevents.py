@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import functions as F
 
-from tidings.formats import Context, Plain, Said, Text, Value, message_id, moment, nessie, sequencer, to_json
+from tidings.formats import Context, Json, Plain, Said, Text, Value, message_id, moment, nessie, sequencer, to_json
 
 DETAILS = nessie.DETAILS
 
@@ -21,9 +21,8 @@ def message(context: Context) -> Said:
         "time": moment(F.col("at")),
         "sequence": Plain(sequencer()),
     }
-    key = nessie.message(context).key
     if context.binary:
         headers = {f"ce-{name}": value for name, value in described.items()}
-        return Said(F.col("catalog"), key=key, attributes=to_json({**headers, "content-type": _DATA}))
-    body = to_json({**described, "datacontenttype": _DATA, "data": nessie.body()})
-    return Said(body, key=key, attributes=to_json({"content-type": "application/cloudevents+json"}))
+        return Said(F.col("catalog"), nessie.key(), to_json({**headers, "content-type": _DATA}))
+    body = to_json({**described, "datacontenttype": _DATA, "data": Json(F.col("catalog"))})
+    return Said(body, nessie.key(), to_json({"content-type": "application/cloudevents+json"}))
