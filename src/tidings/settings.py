@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidings.api.settings import ApiSettings
+from tidings.catalog.settings import CatalogSettings
 from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSettings, PubSubSettings, SparkSettings
@@ -75,6 +76,7 @@ class Settings(BaseSettings):
     topics: TopicsSettings = Field(TopicsSettings())
     outgoing: OutgoingSettings = Field(OutgoingSettings())
     queues: QueuesSettings = Field(QueuesSettings())
+    catalog: CatalogSettings = Field(CatalogSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
     telemetry: TelemetrySettings = Field(TelemetrySettings())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidings.access.keys import KeyCache
 from tidings.api.request import Request
+from tidings.catalog.service import Catalog
 from tidings.db.pool import Pool
 from tidings.queues.service import Queues
 from tidings.rules.lookup import Cache, Lookup
@@ -28,13 +29,14 @@ class Parts:
     queues: Queues
     topics: Topics
     subscriptions: Subscriptions
+    catalog: Catalog
 
     @classmethod
     def over(cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None) -> Parts:
         lookup = Lookup(settings.bucket_eventing, pool, cache)
         queues = Queues(pool, settings.queues)
         topics = Topics(settings, pool)
-        beside = queues, topics, Subscriptions(settings, pool, topics)
+        beside = queues, topics, Subscriptions(settings, pool, topics), Catalog(pool, settings.catalog)
         return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), *beside)
 
     async def origin(self, request: Request) -> Origin:

@@ -22,8 +22,8 @@ def appended(source: LiteralString) -> LiteralString:
     return f"""
     insert into changes (seq, id, project, bucket, bucket_id, key, event, etag, principal, source_ip, request_id, config, rules,
                          operation, metadata, request_at, trace, catalog)
-    select nextval('change_seq'), e.id, %(repository)s, %(repository)s, '', e.key, e.event, e.etag, %(created_by)s, %(source_ip)s,
-           %(request_id)s, 0, (select string_agg(rule::text, ',' order by rule) from catalog_subscriptions
+    select nextval('change_seq'), e.id, %(repository)s, %(repository)s, '', e.key, e.event, e.etag, %(created_by)s,
+           %(source_ip)s, %(request_id)s, 0, (select string_agg(rule::text, ',' order by rule) from catalog_subscriptions
                                where project = %(repository)s),
            %(operation)s, %(roles)s, %(request_at)s, %(trace)s, e.catalog
     from (select e.* from {source} cross join rows from (
@@ -53,6 +53,6 @@ def _row(event: CatalogEvent) -> dict[str, Any]:
         "id": event.id,
         "key": about.full_name,
         "event": EVENT + event.type,
-        "etag": None if isinstance(event, ReferenceDeleted) else getattr(event, "hash_after", about.hash),
+        "etag": None if isinstance(event, ReferenceDeleted) else about.hash,
         "catalog": event.to_json(),
     }

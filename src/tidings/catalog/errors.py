@@ -8,12 +8,15 @@ from tidings.errors import CallerError
 
 _STATUS = {
     "BAD_REQUEST": 400,
+    "UNAUTHORIZED": 401,
     "FORBIDDEN": 403,
     "CONTENT_NOT_FOUND": 404,
+    "NOT_FOUND": 404,
     "REFERENCE_NOT_FOUND": 404,
     "REFERENCE_ALREADY_EXISTS": 409,
     "REFERENCE_CONFLICT": 409,
 }
+_OURS = ("UNAUTHORIZED", "NOT_FOUND")
 _MOST_SHOWN = 20
 
 
@@ -21,6 +24,11 @@ class CatalogError(CallerError):
     @property
     def status(self) -> int:
         return _STATUS[self.code]
+
+    @property
+    def error_code(self) -> str:
+        """As clients know it: Nessie has no code for some, there the status says all."""
+        return "UNKNOWN" if self.code in _OURS else self.code
 
 
 def bad_request(sentence: str) -> CatalogError:
