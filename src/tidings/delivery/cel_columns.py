@@ -65,7 +65,12 @@ def matches(changes: DataFrame, filters: Iterable[str]) -> DataFrame:
     wanted = F.col("filter").isNull()
     for text in filters:
         wanted = F.when(F.col("filter") == text, column(text)).otherwise(wanted)
-    return changes.withColumn(_SAID, F.from_json("catalog", _JSON)).where(wanted).drop(_SAID)
+    return with_variables(changes).where(wanted).drop(_SAID)
+
+
+def with_variables(changes: DataFrame) -> DataFrame:
+    """Changes with what the columns of expressions are made of."""
+    return changes.withColumn(_SAID, F.from_json("catalog", _JSON))
 
 
 def column(text: str) -> Column:
