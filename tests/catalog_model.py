@@ -1,4 +1,4 @@
-"""A catalog as simple as it can be: whole states in dictionaries, histories as lists. Slow and plain, with nothing of ours in it."""
+"""A catalog as simple as it can be: states are dictionaries, histories are lists. Nothing of ours is in it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 Key = tuple[str, ...]
 State = dict[Key, str]
 """What a key has: the marks of contents, which tests put into them."""
+Ops = list[tuple[Key, str | None]]
 
 
 @dataclass
@@ -16,7 +17,7 @@ class Commit:
 
     hash: str
     parents: list[Commit]
-    ops: list[tuple[Key, str | None]]
+    ops: Ops
     state: State
     message: str
     order: int
@@ -51,7 +52,7 @@ class Model:
         self.by_hash[hash] = beginning
         self.refs["main"] = ("BRANCH", beginning)
 
-    def commit(self, branch: str, expected: Commit, ops: list[tuple[Key, str | None]]) -> list[tuple[Key, str | None]]:
+    def commit(self, branch: str, expected: Commit, ops: Ops) -> Ops:
         """What a commit would do, or the conflict that it has."""
         head = self.refs[branch][1]
         since = {key for each in head.chain() if each.order > expected.order for key, _ in each.ops}
@@ -64,7 +65,7 @@ class Model:
         """The newest commit that both can reach."""
         return max((self.by_hash[each] for each in one.ancestors & other.ancestors), key=lambda each: each.order)
 
-    def merge(self, target: Commit, source: Commit) -> tuple[Commit, list[tuple[Key, str | None]]] | None:
+    def merge(self, target: Commit, source: Commit) -> tuple[Commit, Ops] | None:
         """The common ancestor and what is to be done; None if there is nothing to merge."""
         base = self.base(target, source)
         if base is source:
@@ -81,7 +82,7 @@ class Model:
             raise Conflict(bad)
         return base, ops
 
-    def transplant(self, target: Commit, commits: list[Commit]) -> list[list[tuple[Key, str | None]]]:
+    def transplant(self, target: Commit, commits: list[Commit]) -> list[Ops]:
         """What each commit does to the target."""
         now, bad, steps = dict(target.state), set(), []
         for commit in commits:
@@ -98,9 +99,7 @@ class Model:
             raise Conflict(bad)
         return steps
 
-    def added(
-        self, branch: str, hash: str, ops: list[tuple[Key, str | None]], message: str, merged: Commit | None = None
-    ) -> Commit:
+    def added(self, branch: str, hash: str, ops: Ops, message: str, merged: Commit | None = None) -> Commit:
         """The catalog says that it has made this commit."""
         head = self.refs[branch][1]
         state = dict(head.state)
