@@ -23,7 +23,7 @@ _NO_ROOT = secrets.token_bytes(32)
 class Principal:
     """Who makes a request: an access key, the public id of its project, and what the API key behind it allows.
 
-    Who came with the API key itself has nothing to sign with, and the access key that stands for it, or for what it was made of.
+    Who came with the API key itself has nothing to sign with, and the access key that stands for it or for what it was made of.
     """
 
     access_key_id: str
