@@ -64,7 +64,7 @@ class Feed:
         self._breaker = Breaker(settings.breaker_failures, settings.breaker_rest_seconds)
         self._closing = threading.Event()
         self._halted = threading.Event()
-        self._lock = threading.Lock()  # for all below
+        self._lock = threading.Lock()  # for all below, and the breaker; held for moments only
         self._worker = _Worker()
         self._in_hand = False
         self._hung = 0
@@ -94,8 +94,12 @@ class Feed:
             )
 
     def offer(self, events: Sequence[CatalogEvent], trace: str | None) -> None:
-        """In an API call: never waits."""
-        self._waiting.offer(events, trace)
+        """In an API call: never waits. While the listener is left alone it costs next to nothing, and wakes no thread."""
+        if self._is_stuck or self._breaker.state == "open":
+            with self._lock:
+                self._counts["rejected"] += len(events)
+        else:
+            self._waiting.offer(events, trace)
 
     # What the dispatcher's own thread calls.
 

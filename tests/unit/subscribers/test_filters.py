@@ -113,7 +113,7 @@ _filters = st.recursive(_leaves, lambda inner: st.tuples(inner, inner).map(_both
 
 
 @given(_filters, st.lists(catalog_events.events, min_size=1, max_size=5))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_combined_filters_mean_what_python_means(pair: tuple[EventFilter, Truth], events: list[CatalogEvent]) -> None:
     asked, truth = pair
     for event in events:
