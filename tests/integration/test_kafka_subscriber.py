@@ -68,6 +68,23 @@ def test_brokers_that_are_away_open_the_breaker_and_nobody_waits() -> None:
     dispatcher.stop()
 
 
+def test_brokers_that_come_back_are_sent_to_again(brokers: kafka.Running, caplog: pytest.LogCaptureFixture) -> None:
+    dispatcher = start(brokers.bootstrap, breaker_failures=2, breaker_rest_seconds=0.5, retries=0)
+    [feed] = dispatcher.feeds
+    brokers.set_fault("down")
+
+    def publish() -> None:
+        dispatcher.publish([commit(id="kept")])
+
+    until(lambda: publish() or feed.status.breaker == "open", 60, "the breaker opens")
+    brokers.set_fault(None)
+    until(lambda: publish() or feed.status.breaker == "closed", 60, "and closes")
+    dispatcher.publish([created(id="after")])
+    dispatcher.stop()
+    assert "after" in {headers(message)["event-id"] for message in read(brokers.bootstrap, "told")}
+    assert "are lost on their way to Kafka" in caplog.text
+
+
 def test_a_cluster_that_nobody_has_named_is_told_of_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     dispatcher = start("127.0.0.1:1", cluster="other")
     assert dispatcher.feeds == ()

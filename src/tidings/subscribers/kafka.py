@@ -1,14 +1,16 @@
 """A subscriber that publishes each event to a topic of a Kafka cluster that the operator has named in settings.
 
-Key, headers and body are those that Nessie's users know. It does not wait for brokers, as a listener should not: what they
-refuse is told with the next event, whose attempt fails in its place and is made again. So a cluster that is away opens the
-breaker; what was under way then is lost. For events that must arrive, subscribe to the change stream.
+Key, headers and body are those that Nessie's users know. It does not wait for brokers, as a listener should not, until one
+has refused an event, or none has answered in time: those events are lost. Then it waits for the answer to each event, so that
+a cluster that is away opens the breaker, until one answers well. For events that must arrive, subscribe to the change stream.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -27,6 +29,8 @@ SPEC_VERSION = "1.0.0"
 API_VERSION = "1"
 """Of Nessie's API, which the catalog serves."""
 _FLUSH_SECONDS = 1.5
+_PATIENCE = 0.8
+"""It gives up before it is given up."""
 _TIMEOUT_MS = 10_000
 
 
@@ -41,9 +45,9 @@ class KafkaSubscriber(EventSubscriber):
         if cluster is None:
             raise OperatorError(f"subscribers.kafka_cluster names {name!r}, which is not among kafka.clusters.")
         options = {option: cluster.option(option) for option in cluster.options}
-        self._listener = KafkaListener(
-            options | {"bootstrap.servers": cluster.bootstrap}, self._settings.subscribers.kafka_topic
-        )
+        patience = self._settings.subscribers.timeout_seconds * _PATIENCE
+        servers = {"bootstrap.servers": cluster.bootstrap}
+        self._listener = KafkaListener(options | servers, self._settings.subscribers.kafka_topic, patience)
         registrar.register(self._listener)
 
     def close(self) -> None:
@@ -52,9 +56,10 @@ class KafkaSubscriber(EventSubscriber):
 
 
 class KafkaListener(EventListener):
-    def __init__(self, options: dict[str, str | None], topic: str) -> None:
+    def __init__(self, options: dict[str, str | None], topic: str, patience: float) -> None:
         self._options = options
         self._topic = topic
+        self._patience = patience
         self._trouble: KafkaError | None = None
         self._producer = self._connect()
 
@@ -77,14 +82,29 @@ class KafkaListener(EventListener):
 
     def on_event(self, event: CatalogEvent) -> None:
         self._producer.poll(0)
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            if trouble.fatal():  # this producer sends nothing any more
-                self._producer = self._connect()
-            raise KafkaException(trouble)
+        if self._trouble is None:
+            self._produce(event, self._report)
+            self._producer.poll(0)
+        else:
+            self._produce_and_wait(event)
+
+    def _produce(self, event: CatalogEvent, report: Callable[[KafkaError | None, object], None]) -> None:
         body = json.dumps(event.to_json(), ensure_ascii=False, separators=(",", ":")).encode()
-        self._producer.produce(self._topic, body, key(event), headers=headers(event), on_delivery=self._report)
-        self._producer.poll(0)
+        self._producer.produce(self._topic, body, key(event), headers=headers(event), on_delivery=report)
+
+    def _produce_and_wait(self, event: CatalogEvent) -> None:
+        trouble = self._trouble
+        if trouble is not None and trouble.fatal():  # this producer sends nothing any more
+            self._producer = self._connect()
+        reports: list[KafkaError | None] = []
+        self._produce(event, lambda error, _: reports.append(error))
+        deadline = time.monotonic() + self._patience
+        while not reports and (left := deadline - time.monotonic()) > 0:
+            self._producer.poll(left)
+        error = reports[0] if reports else trouble
+        if error is not None:
+            raise KafkaException(error)
+        self._trouble = None
 
     def flush(self, seconds: float) -> None:
         if left := self._producer.flush(seconds):
@@ -96,6 +116,8 @@ class KafkaListener(EventListener):
 
     def _report(self, error: KafkaError | None, _message: object) -> None:
         if error is not None:
+            if self._trouble is None:
+                log.warning("catalog events are lost on their way to Kafka: %s", error.str())
             self._trouble = error
 
 
