@@ -1,4 +1,4 @@
-"""When to leave a listener alone, and when to try it again. One caller at a time; what guards it is the caller's lock."""
+"""When to leave a listener alone, and when to try it again. One call at a time; its owner's lock guards what changes it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        if self._open_until is None:
+        until = self._open_until  # read once: this is asked without the lock as well
+        if until is None:
             return "closed"
-        return "open" if self._clock() < self._open_until else "half-open"
+        return "open" if self._clock() < until else "half-open"
 
     def succeeded(self) -> bool:
         """Whether this closed it."""
@@ -34,6 +35,6 @@ class Breaker:
         """Whether this opened it, where it was closed."""
         was_open = self._open_until is not None
         self._in_a_row += 1
-        if was_open or self._in_a_row >= self._limit:
+        if self._in_a_row >= self._limit:  # so it stays, until a success: a trial that fails opens it again
             self._open_until = self._clock() + self._rest
         return not was_open and self._open_until is not None
