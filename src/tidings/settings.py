@@ -28,6 +28,7 @@ from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
+from tidings.subscribers.settings import SubscribersSettings
 from tidings.telemetry import TelemetrySettings
 from tidings.topics.settings import TopicsSettings
 
@@ -77,6 +78,7 @@ class Settings(BaseSettings):
     outgoing: OutgoingSettings = Field(OutgoingSettings())
     queues: QueuesSettings = Field(QueuesSettings())
     catalog: CatalogSettings = Field(CatalogSettings())
+    subscribers: SubscribersSettings = Field(SubscribersSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
     telemetry: TelemetrySettings = Field(TelemetrySettings())

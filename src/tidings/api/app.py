@@ -29,6 +29,7 @@ from tidings.rules.lookup import cache_for
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.sweep import sweep_regularly
+from tidings.subscribers import finding
 
 _READY_SECONDS = 2.0
 _OURS = "/-/"
@@ -79,9 +80,10 @@ class _App:
         traces = telemetry.traces(self._settings.telemetry, _SERVICE)
         if traces is not None:
             self._front = tracing.Traced(self._serve, traces.tracer)
+        subscribers = await asyncio.to_thread(finding.start, self._settings, traces.tracer if traces else None)
         await pool.open(wait=False)
         try:
-            self._parts = Parts.over(self._settings, pool, blobs, cache)
+            self._parts = Parts.over(self._settings, pool, blobs, cache, subscribers.publish)
             self._s3 = S3(self._parts)
             self._aws = Aws(self._parts, _fronts(self._parts))
             self._links = Links(self._parts.subscriptions)
@@ -95,6 +97,7 @@ class _App:
             await self._parts.queues.waiting.close()
             await self._parts.subscriptions.close()
         finally:
+            await asyncio.to_thread(subscribers.stop)
             if cache is not None:
                 await cache.close()
             await blobs.close()

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 PREFIX = "event."
-"""The variables are `event.type` and so on to the library: a bare `type` is CEL's own name for types. Nobody has to write it."""
+"""The variables are `event.type` and so on to the library: a bare `type` is CEL's own name for types. Nobody writes it."""
 
 Kind = Literal["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null", "other"]
 """What a node gives. `other`: a type, a duration, a moment, or what is only known when it is evaluated."""
@@ -37,9 +37,9 @@ OPERATORS = {
     "_%_": "%",
     "-_": "-",
 }
-"""How calls of operators are named here. `&&` and `||` have two operands each: a chain is a tree of them. `-` has one or two."""
+"""How calls of operators are named here. `&&` and `||` have two operands each: a chain is a tree of them. `-` has 1 or 2."""
 FUNCTIONS = ("startsWith", "endsWith", "contains", "matches", "size")
-"""The functions that filters are made of. What else CEL's standard library has (`string`, `int`, `timestamp` …) works as well."""
+"""The functions that filters are made of. What else CEL's standard library has (`string`, `int` …) works too."""
 MACROS = ("exists", "all", "exists_one", "map", "filter")
 
 
@@ -55,7 +55,7 @@ class Position:
 class Constant:
     """`'main'`, `3`, `true`, `null`."""
 
-    value: None | bool | int | float | str | bytes
+    value: bool | int | float | str | bytes | None
     gives: Kind
     at: Position
 
@@ -72,7 +72,8 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`a == b` is `Call("==", (a, b))`, `a.startsWith(b)` is `Call("startsWith", (a, b))`, `c ? a : b` is `Call("?:", (c, a, b))`."""
+    """`a == b` is `Call("==", (a, b))`, `a.startsWith(b)` is `Call("startsWith", (a, b))`, `c ? a : b` is
+    `Call("?:", (c, a, b))`."""
 
     function: str
     operands: tuple[Node, ...]
@@ -194,7 +195,7 @@ class _Reader:
     def _kind(self, node: int) -> Kind:
         known = self._types.get(node)
         which = known.WhichOneof("kind") if known is not None else None
-        if which == "primitive":
+        if known is not None and which == "primitive":
             return _PRIMITIVES.get(known.primitive, "other")
         return _KINDS.get(which or "", "other")
 
