@@ -14,9 +14,10 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
 from tidings import metrics
-from tidings.access.permissions import READ_CATALOG, WRITE_CATALOG
-from tidings.api import catalog_calls, cors, errors, tracing
+from tidings.access.permissions import SUBSCRIBE
+from tidings.api import catalog_calls, catalog_subscriptions, cors, errors, tracing
 from tidings.api.body import Body, Receive
+from tidings.api.catalog_calls import Found
 from tidings.api.parts import Parts
 from tidings.api.response import Response, Send
 from tidings.api.s3 import Scope
@@ -26,6 +27,7 @@ from tidings.errors import CallerError
 
 PREFIX = "/-/catalog/"
 _API = b"/-/catalog/api/v1/"
+_SUBSCRIPTIONS = b"/-/catalog/subscriptions"
 _MAX_BODY = 4 * 1024 * 1024
 _JSON = {"content-type": "application/json"}
 
@@ -44,9 +46,9 @@ class CatalogFront:
             if cors.is_preflight(scope["method"], scope["headers"]):
                 response = cors.preflight(scope["headers"], self._parts.settings.api.cors_origins)
             else:
-                found = catalog_calls.find(scope["method"], _segments(scope["raw_path"]))
+                found = self._found(scope["method"], scope["raw_path"])
                 operation = found.name
-                repository, caller = await self._verified(scope, found.writes, request_id)
+                repository, caller = await self._verified(scope, found.action, request_id)
                 call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body))
                 response = _answer(await found.serve(self._parts.catalog, call))
         except Exception as error:
@@ -62,19 +64,24 @@ class CatalogFront:
         metrics.answered(operation, response.status)
         await response.send(receive, send)
 
-    async def _verified(self, scope: Scope, writes: bool, request_id: str) -> tuple[str, Caller]:
+    def _found(self, method: str, raw_path: bytes) -> Found:
+        if raw_path == _SUBSCRIPTIONS or raw_path.startswith(_SUBSCRIPTIONS + b"/"):
+            below = _segments(raw_path.rstrip(b"/") + b"/", _SUBSCRIPTIONS + b"/")
+            return catalog_subscriptions.find(self._parts, method, below[:-1])
+        return catalog_calls.find(method, _segments(raw_path, _API))
+
+    async def _verified(self, scope: Scope, action: str, request_id: str) -> tuple[str, Caller]:
         """The repository that the request is for, and who makes it."""
         anonymous = self._parts.settings.catalog.anonymous_project
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         client = scope["client"][0] if scope.get("client") else ""
-        if not given and anonymous:
+        if not given and anonymous and action != SUBSCRIBE:
             return anonymous, Caller("", (), client, request_id, datetime.now(UTC), tracing.verified(scope))
         scheme, _, key = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
         principal = await self._parts.keys.find_by_api_key(key.strip()) if scheme.lower() == "bearer" else None
         if principal is None:
             sentence = "The API key is missing or not valid: send one as `Authorization: Bearer API_KEY`."
             raise CatalogError("UNAUTHORIZED", sentence).with_headers(www_authenticate="Bearer")
-        action = WRITE_CATALOG if writes else READ_CATALOG
         if not principal.grant.allows_beside_buckets(action, time.time()):
             raise CatalogError("FORBIDDEN", f"The key does not allow {action}.")
         trace = tracing.verified(scope)
@@ -82,12 +89,12 @@ class CatalogFront:
         return principal.project, caller
 
 
-def _segments(raw_path: bytes) -> tuple[str, ...]:
-    """The path below the API's, each segment decoded by itself: a reference's name may have a slash in it."""
-    if not raw_path.startswith(_API):
+def _segments(raw_path: bytes, prefix: bytes) -> tuple[str, ...]:
+    """The path below a prefix, each segment decoded by itself: a reference's name may have a slash in it."""
+    if not raw_path.startswith(prefix):
         return ()
     try:
-        return tuple(unquote(each, errors="strict") for each in raw_path.removeprefix(_API).decode("ascii").split("/"))
+        return tuple(unquote(each, errors="strict") for each in raw_path.removeprefix(prefix).decode("ascii").split("/"))
     except UnicodeError:
         raise bad_request("The path is not UTF-8 in percent-encoding.") from None
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from psycopg import AsyncConnection
 
+from tidings.access.permissions import READ_CATALOG, WRITE_CATALOG
 from tidings.api import catalog_json as shapes
 from tidings.api.json_document import Document
 from tidings.catalog import contents, filters, log, points, references
@@ -64,10 +65,10 @@ Serve = Callable[[Catalog, Call], Awaitable[Any]]
 
 
 class Found(NamedTuple):
-    """`name` is for the metrics, one of a fixed set."""
+    """`name` is for the metrics, one of a fixed set; `action` is what a key must allow."""
 
     name: str
-    writes: bool
+    action: str
     serve: Serve
 
 
@@ -79,35 +80,35 @@ def find(method: str, segments: tuple[str, ...]) -> Found:
     """The call that a request is."""
     match (method, *segments):
         case ("GET", "config"):
-            return Found("config", False, _config)
+            return Found("config", READ_CATALOG, _config)
         case ("GET", "trees"):
-            return Found("references", False, _references)
+            return Found("references", READ_CATALOG, _references)
         case ("GET", "trees", "tree"):
-            return Found("reference", False, lambda catalog, call: _reference(catalog, call, None))
+            return Found("reference", READ_CATALOG, lambda catalog, call: _reference(catalog, call, None))
         case ("POST", "trees", "tree"):
-            return Found("create", True, _create)
+            return Found("create", WRITE_CATALOG, _create)
         case ("GET", "trees", "tree", name):
-            return Found("reference", False, lambda catalog, call: _reference(catalog, call, name))
+            return Found("reference", READ_CATALOG, lambda catalog, call: _reference(catalog, call, name))
         case ("GET", "trees", "tree", name, "entries"):
-            return Found("entries", False, lambda catalog, call: _entries(catalog, call, name))
+            return Found("entries", READ_CATALOG, lambda catalog, call: _entries(catalog, call, name))
         case ("GET", "trees", "tree", name, "log"):
-            return Found("log", False, lambda catalog, call: _log(catalog, call, name))
+            return Found("log", READ_CATALOG, lambda catalog, call: _log(catalog, call, name))
         case ("PUT", "trees", "branch" | "tag" as kind, name):
-            return Found("assign", True, lambda catalog, call: _assign(catalog, call, _type(kind), name))
+            return Found("assign", WRITE_CATALOG, lambda catalog, call: _assign(catalog, call, _type(kind), name))
         case ("DELETE", "trees", "branch" | "tag" as kind, name):
-            return Found("delete", True, lambda catalog, call: _delete(catalog, call, _type(kind), name))
+            return Found("delete", WRITE_CATALOG, lambda catalog, call: _delete(catalog, call, _type(kind), name))
         case ("POST", "trees", "branch", name, "commit"):
-            return Found("commit", True, lambda catalog, call: _commit(catalog, call, name))
+            return Found("commit", WRITE_CATALOG, lambda catalog, call: _commit(catalog, call, name))
         case ("POST", "trees", "branch", name, "merge"):
-            return Found("merge", True, lambda catalog, call: _merge(catalog, call, name))
+            return Found("merge", WRITE_CATALOG, lambda catalog, call: _merge(catalog, call, name))
         case ("POST", "trees", "branch", name, "transplant"):
-            return Found("transplant", True, lambda catalog, call: _transplant(catalog, call, name))
+            return Found("transplant", WRITE_CATALOG, lambda catalog, call: _transplant(catalog, call, name))
         case ("GET", "contents", key):
-            return Found("content", False, lambda catalog, call: _content(catalog, call, key))
+            return Found("content", READ_CATALOG, lambda catalog, call: _content(catalog, call, key))
         case ("POST", "contents"):
-            return Found("contents", False, _contents)
+            return Found("contents", READ_CATALOG, _contents)
         case ("GET", "diffs", both):
-            return Found("diff", False, lambda catalog, call: _diff(catalog, call, both))
+            return Found("diff", READ_CATALOG, lambda catalog, call: _diff(catalog, call, both))
     raise CatalogError("NOT_FOUND", f"There is no {method[:20]} /{'/'.join(segments)[:200]} in version 1 of this API.")
 
 

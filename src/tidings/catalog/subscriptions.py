@@ -126,4 +126,8 @@ async def delete(connection: AsyncConnection[Any], project: str, name: str) -> N
     """What it was still owed is discarded, as for any rule."""
     gone = await connection.execute("delete from catalog_subscriptions where (project, name) = (%s, %s)", [project, name])
     if not gone.rowcount:
-        raise CatalogError("NOT_FOUND", f"There is no subscription {name[:100]!r}.")
+        raise none_called(name)
+
+
+def none_called(name: str) -> CatalogError:
+    return CatalogError("NOT_FOUND", f"There is no subscription {name[:100]!r}.")
