@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import catalog_events
 from catalog_events import stored
 from tidings.cel.expression import Expression, ExpressionFailed
+from tidings.cel.translatable import why_not
 from tidings.delivery import cel_batches, cel_columns
 from tidings.events.catalog import CatalogEvent
 
@@ -143,12 +144,12 @@ def _examples() -> list[CatalogEvent]:
 
 @pytest.mark.parametrize("text", AS_COLUMNS)
 def test_what_can_be_columns_is(text: str) -> None:
-    assert cel_columns.why_not(text) is None
+    assert why_not(text) is None
 
 
 @pytest.mark.parametrize(("text", "reason"), OVER_BATCHES.items())
 def test_what_cannot_is_evaluated_and_says_why(text: str, reason: str) -> None:
-    assert reason in (cel_columns.why_not(text) or "")
+    assert reason in (why_not(text) or "")
     event = stored("sales", "eu", roles=("a",))
     assert by_batches([event], text) == [plain(Expression(text), event)]
 

@@ -11,7 +11,7 @@ from tidings.catalog import subscriptions
 from tidings.catalog.errors import CatalogError
 from tidings.catalog.service import Catalog
 from tidings.catalog.subscriptions import Subscription
-from tidings.delivery.cel_columns import why_not
+from tidings.cel.translatable import why_not
 
 _MEMBERS = frozenset({"destination", "types", "filter", "format"})
 

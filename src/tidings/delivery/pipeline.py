@@ -21,6 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tidings import settings as settings_module
+from tidings.cel.translatable import why_not
 from tidings.changestream import reader
 from tidings.delivery import cel_columns, lookup, session
 from tidings.delivery.deliver import RESULT, Terms, deliver
@@ -94,11 +95,7 @@ class Pipeline:
     def _translated(self, filters: Sequence[str]) -> list[str]:
         """Those that Spark can evaluate itself."""
         known = {*self._filters}
-        return [
-            text
-            for text in filters
-            if text in known or (cel_columns.why_not(text) is None and cel_columns.works(self._spark, text))
-        ]
+        return [text for text in filters if text in known or (why_not(text) is None and cel_columns.works(self._spark, text))]
 
     def _plan(self, parts: int) -> DataFrame:
         traced = self._settings.telemetry.on
