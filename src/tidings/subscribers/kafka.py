@@ -44,10 +44,10 @@ class KafkaSubscriber(EventSubscriber):
         cluster = self._settings.kafka.clusters.get(name)
         if cluster is None:
             raise OperatorError(f"subscribers.kafka_cluster names {name!r}, which is not among kafka.clusters.")
-        options = {option: cluster.option(option) for option in cluster.options}
+        options: dict[str, str | None] = {option: cluster.option(option) for option in cluster.options}
+        options["bootstrap.servers"] = cluster.bootstrap
         patience = self._settings.subscribers.timeout_seconds * _PATIENCE
-        servers = {"bootstrap.servers": cluster.bootstrap}
-        self._listener = KafkaListener(options | servers, self._settings.subscribers.kafka_topic, patience)
+        self._listener = KafkaListener(options, self._settings.subscribers.kafka_topic, patience)
         registrar.register(self._listener)
 
     def close(self) -> None:
