@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
+from tidings.catalog import subscriptions as catalog_subscriptions
+from tidings.catalog.subscriptions import Subscription
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
 from tidings.delivery.figures import Figures
@@ -179,6 +181,12 @@ def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRu
                 await cache.close()
 
     return _with_store(settings, work)
+
+
+def subscribe_to_catalog(settings: Settings, project: str, wanted: Subscription) -> None:
+    """With the checks of a tenant's call: a destination that is not open to the project or takes no test event is refused."""
+    public_id, request_id = _public_id(settings, project), secrets.token_hex(8).upper()
+    _with_store(settings, lambda pool, _: catalog_subscriptions.put(pool, settings, public_id, wanted, request_id))
 
 
 def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Callable[[int], None]) -> Swept:

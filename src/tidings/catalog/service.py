@@ -21,11 +21,11 @@ from tidings.catalog.transplant import transplant
 from tidings.db.pool import Pool, borrowed
 from tidings.events.catalog import CatalogEvent, ReferenceType
 
-Publish = Callable[[Sequence[CatalogEvent]], None]
-"""Takes the events of a call after its commit, and returns at once; see `tidings.subscribers`."""
+Publish = Callable[[Sequence[CatalogEvent], str | None], None]
+"""Takes the events of a call after its commit, with its trace, and returns at once; see `tidings.subscribers`."""
 
 
-def _to_nobody(_: Sequence[CatalogEvent]) -> None:
+def _to_nobody(_events: Sequence[CatalogEvent], _trace: str | None) -> None:
     return None
 
 
@@ -53,7 +53,7 @@ class Catalog:
             row = await (
                 await connection.execute("select default_branch from catalog_repositories where name = %s", [repository])
             ).fetchone()
-        self._tell(events or ())
+        self._tell(events or (), caller)
         assert row is not None
         return str(row[0])
 
@@ -73,7 +73,7 @@ class Catalog:
             at = await self._start(connection, repository, type, source, hash)
             occasion = self._occasion(repository, caller)
             events = await references.create(connection, occasion, name, type, at, self._told)
-        self._tell(events)
+        self._tell(events, caller)
         return at
 
     async def _start(
@@ -95,7 +95,7 @@ class Catalog:
             there = await resolve(connection, repository, to, hash)
             occasion = self._occasion(repository, caller)
             events = await references.assign(connection, occasion, type, name, _needed(expected), there, self._told)
-        self._tell(events)
+        self._tell(events, caller)
 
     async def delete(self, repository: str, caller: Caller, type: ReferenceType, name: str, expected: str | None) -> None:
         check_name(name)
@@ -104,7 +104,7 @@ class Catalog:
         async with self.reading(repository, caller) as connection:
             occasion = self._occasion(repository, caller)
             events = await references.delete(connection, occasion, type, name, _needed(expected), self._told)
-        self._tell(events)
+        self._tell(events, caller)
 
     async def commit(
         self,
@@ -120,7 +120,7 @@ class Catalog:
         await self.default_branch(repository, caller)
         occasion = self._occasion(repository, caller)
         done = await commits.commit(self._pool, occasion, branch, _checked(expected), operations, meta, self._told)
-        self._tell(done.events)
+        self._tell(done.events, caller)
         return done.commit.hash
 
     async def merge(self, repository: str, caller: Caller, branch: str, expected: str | None, wish: Wish) -> Result:
@@ -128,7 +128,7 @@ class Catalog:
         await self.default_branch(repository, caller)
         occasion = self._occasion(repository, caller)
         result = await merge(self._pool, occasion, branch, _checked(expected), wish, self._told)
-        self._tell(result.events)
+        self._tell(result.events, caller)
         return result
 
     async def transplant(
@@ -139,7 +139,7 @@ class Catalog:
         occasion = self._occasion(repository, caller)
         wanted = [check_hash(each) for each in hashes]
         result = await transplant(self._pool, occasion, branch, _checked(expected), wanted, wish, self._told)
-        self._tell(result.events)
+        self._tell(result.events, caller)
         return result
 
     async def head(self, repository: str, caller: Caller, name: str) -> tuple[ReferenceType, Point]:
@@ -154,9 +154,9 @@ class Catalog:
     def _occasion(self, repository: str, caller: Caller) -> Occasion:
         return Occasion(repository, self._sent_by, caller)
 
-    def _tell(self, events: Sequence[CatalogEvent]) -> None:
+    def _tell(self, events: Sequence[CatalogEvent], caller: Caller) -> None:
         if events:
-            self._publish(events)
+            self._publish(events, caller.trace)
 
 
 def _checked(hash: str | None) -> str | None:

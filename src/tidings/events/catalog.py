@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
+SPEC_VERSION = "1.0.0"
+"""Of what events say: the first that is shipped."""
+API_VERSION = "1"
+"""Of Nessie's API, which the catalog serves."""
 ReferenceType = Literal["BRANCH", "TAG"]
 _FOLDERS = {"BRANCH": "/refs/heads/", "TAG": "/refs/tags/"}
 

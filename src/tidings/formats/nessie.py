@@ -5,11 +5,11 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from tidings.events.catalog import API_VERSION, SPEC_VERSION
 from tidings.formats import Context, Optional, Plain, Said, Text, Value, to_json
 
 DETAILS = ("catalog",)
 
-SPEC_VERSION, API_VERSION = "2.0.0", "1"
 _NAME = len("/refs/heads/") + 1
 _TAG = "/refs/tags/"
 

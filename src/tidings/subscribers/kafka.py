@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidings.errors import OperatorError
-from tidings.events.catalog import CatalogEvent, as_text
+from tidings.events.catalog import API_VERSION, SPEC_VERSION, CatalogEvent, as_text
 from tidings.subscribers.interface import EventListener, EventSubscriber, Registrar
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPEC_VERSION = "1.0.0"
-"""Of what events say: the first that is shipped."""
-API_VERSION = "1"
-"""Of Nessie's API, which the catalog serves."""
 _FLUSH_SECONDS = 1.5
 _PATIENCE = 0.8
 """It gives up before it is given up."""
