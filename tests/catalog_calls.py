@@ -33,7 +33,7 @@ class Calls:
         self.connection = connection
         self.project = create_project(connection, f"project-{id(self)}")
         self.published: list[CatalogEvent] = []
-        self.catalog = Catalog(pool, CatalogSettings(**settings), self.published.extend)
+        self.catalog = Catalog(pool, CatalogSettings(**settings), lambda events, _trace: self.published.extend(events))
         self.told = Told(connection)
         self.told.rows()
 
