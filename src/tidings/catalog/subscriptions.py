@@ -94,6 +94,11 @@ async def put(pool: Pool, settings: Settings, project: str, wanted: Subscription
         await test_event.send({*named}, settings, json.dumps(test).encode(), request_id)
     except CallerError as refused:
         raise bad_request(refused.message) from None
+    await store(pool, project, wanted)
+
+
+async def store(pool: Pool, project: str, wanted: Subscription) -> None:
+    """Without asking its destination."""
     fans_out = arn.fans_out(arn.parse(wanted.destination))
     values = {
         "project": project,
@@ -108,7 +113,7 @@ async def put(pool: Pool, settings: Settings, project: str, wanted: Subscription
         found = await (await connection.execute(_COUNT, [project])).fetchone()
         if found is not None and found[0] >= MOST:
             raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
-        await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else named})
+        await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
         await connection.execute(_LEAVE, values)
         await connection.execute(_PUT, values)
 
