@@ -9,12 +9,41 @@ from types import ModuleType
 
 from rich.console import Console
 
-from bench import backlog, catalog_routing, churn, delivered, drain, eventing, large, latency, lookup, many, report, small, webhook
+from bench import (
+    backlog,
+    catalog_routing,
+    churn,
+    delivered,
+    drain,
+    eventing,
+    large,
+    latency,
+    lookup,
+    many,
+    report,
+    small,
+    webhook,
+)
 from bench.measure import CannotMeasure, Figure
 from tidings.errors import TidingsError
 
 # Those with a stack come first: the JVM that drain starts in this process stays until it ends.
-MODULES: tuple[ModuleType, ...] = (latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many, drain, catalog_routing)
+MODULES: tuple[ModuleType, ...] = (
+    *(latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many, drain, catalog_routing),
+)
+    latency,
+    churn,
+    eventing,
+    small,
+    large,
+    lookup,
+    delivered,
+    webhook,
+    backlog,
+    many,
+    drain,
+    catalog_routing,
+)
 NAMES = (
     *(*drain.NAMES, *delivered.NAMES, *webhook.NAMES, *backlog.NAMES, *latency.NAMES, *churn.NAMES),
     *(*eventing.NAMES, *small.NAMES, *large.NAMES, *lookup.NAMES, *many.NAMES, *catalog_routing.NAMES),

@@ -48,10 +48,10 @@ _FORMATS = ["nessie"]
 _INSERT = """
 insert into changes (seq, project, bucket, bucket_id, key, event, etag, principal, source_ip, request_id, config, rules,
                      operation, metadata, catalog)
-select nextval('change_seq'), %(project)s, %(project)s, '', '/refs/heads/' || k.branch, 'nessie:' || k.type, k.hash, 'AKIABENCH',
+select nextval('change_seq'), %(project)s, %(project)s, '', '/refs/heads/' || k.branch, 'nessie:' || k.type, k.hash, 'me',
        '10.0.0.7', upper(lpad(to_hex(n), 16, '0')), 0, %(rules)s, 'catalog:commit', '["etl"]',
        jsonb_build_object(
-           'type', k.type, 'id', n::text, 'repositoryId', %(project)s::text, 'sentBy', 'bench', 'eventInitiator', 'AKIABENCH',
+           'type', k.type, 'id', n::text, 'repositoryId', %(project)s::text, 'sentBy', 'bench', 'eventInitiator', 'me',
            'eventCreationTimestamp', '2026-11-16T00:00:00.000000Z',
            'reference', jsonb_build_object(
                'type', 'BRANCH', 'name', k.branch, 'fullName', '/refs/heads/' || k.branch, 'hash', k.hash))
