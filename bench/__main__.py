@@ -29,20 +29,8 @@ from tidings.errors import TidingsError
 
 # Those with a stack come first: the JVM that drain starts in this process stays until it ends.
 MODULES: tuple[ModuleType, ...] = (
-    *(latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many, drain, catalog_routing),
-)
-    latency,
-    churn,
-    eventing,
-    small,
-    large,
-    lookup,
-    delivered,
-    webhook,
-    backlog,
-    many,
-    drain,
-    catalog_routing,
+    *(latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many),
+    *(drain, catalog_routing),
 )
 NAMES = (
     *(*drain.NAMES, *delivered.NAMES, *webhook.NAMES, *backlog.NAMES, *latency.NAMES, *churn.NAMES),
