@@ -323,7 +323,7 @@ def test_the_catalog_does_what_the_model_does(
         run_state_machine_as_test(
             machine(opened, seen),
             settings=settings(
-                max_examples=20,
+                max_examples=14,
                 stateful_step_count=40,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
