@@ -17,7 +17,7 @@ ICEBERG_TABLE, NAMESPACE = "ICEBERG_TABLE", "NAMESPACE"
 
 _SEPARATOR = "\x01"
 """Between the elements of a key as it is stored: below every character that an element can have, so keys sort by elements."""
-_NAME = re.compile(r"[A-Za-z](?:(?!\.\.)[A-Za-z0-9./_-])*[A-Za-z0-9._-]")
+_NAME = re.compile(r"[A-Za-z](?:(?:(?!\.\.)[A-Za-z0-9./_-])*[A-Za-z0-9._-])?")
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TYPE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
