@@ -186,7 +186,12 @@ def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRu
 def subscribe_to_catalog(settings: Settings, project: str, wanted: Subscription) -> None:
     """With the checks of a tenant's call: a destination that is not open to the project or takes no test event is refused."""
     public_id, request_id = _public_id(settings, project), secrets.token_hex(8).upper()
-    _with_store(settings, lambda pool, _: catalog_subscriptions.put(pool, settings, public_id, wanted, request_id))
+
+    async def work() -> None:
+        async with make_pool(settings.database_url, 1) as pool:
+            await catalog_subscriptions.put(pool, settings, public_id, wanted, request_id)
+
+    asyncio.run(work())
 
 
 def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Callable[[int], None]) -> Swept:

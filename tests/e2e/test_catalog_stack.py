@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,12 +12,14 @@ from typing import Any
 import boto3
 import psycopg
 import pytest
-from cloudevents.http import from_http
+from cloudevents.core.bindings.http import HTTPMessage, from_http
+from cloudevents.core.formats.json import JSONFormat
 
 import kafka_reader
 from conftest import Running, running_stack
 from tidings.access import api_keys
 from tidings.local import topics
+from traffic import tidings
 from waiting import until
 
 TOPIC = "projects/tidings-test/topics/catalog"
@@ -107,10 +107,10 @@ def test_every_event_reaches_who_wants_it_in_the_format_and_by_the_filter_that_w
     assert (gone["type"], gone["contentType"]) == ("CONTENT_REMOVED", "ICEBERG_TABLE")
     assert [each["type"] for each, _ in received(sqs, plain, 2)] == ["COMMIT", "COMMIT"]
     for structured, _ in received(sqs, cloud, 2):
-        event = from_http({"content-type": "application/cloudevents+json"}, json.dumps(structured).encode())
-        assert event["type"] == "org.projectnessie.COMMIT"
-        assert event["subject"] == "/refs/heads/main"
-        assert event.data["type"] == "COMMIT"
+        headers = {"content-type": "application/cloudevents+json"}
+        event = from_http(HTTPMessage(headers, json.dumps(structured).encode()), JSONFormat())
+        assert (event.get_type(), event.get_subject()) == ("org.projectnessie.COMMIT", "/refs/heads/main")
+        assert event.get_data()["type"] == "COMMIT"
 
 
 def test_a_broken_filter_is_refused_with_its_place_and_nothing_is_stored(stack: Running) -> None:
@@ -125,26 +125,24 @@ def test_a_broken_filter_is_refused_with_its_place_and_nothing_is_stored(stack: 
 
 
 def test_the_command_subscribes_lists_and_unsubscribes(stack: Running) -> None:
-    done = tidings(stack, "subscribe", "by-hand", "--to", "arn:tidings:kafka::local:catalog", "--filter", "type == 'MERGE'")
+    done = catalog(stack, "subscribe", "by-hand", "--to", "arn:tidings:kafka::local:catalog", "--filter", "type == 'MERGE'")
     assert "by-hand gets the events of the catalog of default" in done
-    [listed] = [each for each in json.loads(tidings(stack, "subscriptions", "--json")) if each["name"] == "by-hand"]
+    [listed] = [each for each in json.loads(catalog(stack, "subscriptions", "--json")) if each["name"] == "by-hand"]
     assert (listed["filter"], listed["state"]) == ("type == 'MERGE'", "live")
-    tidings(stack, "unsubscribe", "by-hand")
-    assert "by-hand" not in tidings(stack, "subscriptions")
+    catalog(stack, "unsubscribe", "by-hand")
+    assert "by-hand" not in catalog(stack, "subscriptions")
 
 
-def tidings(stack: Running, *arguments: str) -> str:
-    environment = {**os.environ, "TIDINGS_DATABASE__URL": stack.ready["database"], **stack_settings(stack)}
-    command = [sys.executable, "-m", "tidings", "catalog", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-
-
-def stack_settings(stack: Running) -> dict[str, str]:
-    clusters = {"local": {"bootstrap": stack.ready["kafka"], "projects": "*"}}
-    return {
-        "TIDINGS_BUCKET_EVENTING__DESTINATIONS": '["kafka"]',
-        "TIDINGS_KAFKA__CLUSTERS": json.dumps(clusters),
-    }
+def catalog(stack: Running, *arguments: str) -> str:
+    done = tidings(
+        "catalog",
+        *arguments,
+        TIDINGS_DATABASE__URL=stack.ready["database"],
+        TIDINGS_BUCKET_EVENTING__DESTINATIONS='["kafka"]',
+        TIDINGS_KAFKA__CLUSTERS=json.dumps({"local": {"bootstrap": stack.ready["kafka"], "projects": "*"}}),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def read_at_least(topic: str, number: int) -> list[str]:
