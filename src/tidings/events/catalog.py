@@ -58,7 +58,7 @@ class CatalogEvent:
             "eventInitiator": self.created_by,
             "sentBy": self.sent_by,
         }
-        for name, camel in _own(type(self)):
+        for name, camel in _own(self.__class__):
             said[camel] = _plain(getattr(self, name))
         return said
 
