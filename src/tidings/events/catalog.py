@@ -58,7 +58,8 @@ class CatalogEvent:
             "eventInitiator": self.created_by,
             "sentBy": self.sent_by,
         }
-        for name, camel in _own(self.__class__):
+        kind: Any = self.__class__  # mypy takes the class for unhashable
+        for name, camel in _own(kind):
             said[camel] = _plain(getattr(self, name))
         return said
 
