@@ -13,6 +13,11 @@ from typing import Any, LiteralString
 from tidings.catalog.model import Caller
 from tidings.events.catalog import CatalogEvent, ReferenceDeleted
 
+# Between events and their columns, in one text: JSON escapes control characters and names have none. PostgreSQL takes such a
+# text apart in a quarter of the time that it takes to read it as JSON.
+_ROW: LiteralString = "chr(30)"
+_FIELD: LiteralString = "chr(31)"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 EVENT = "nessie:"
 """Before the type of an event, in the column `event`."""
 
@@ -26,9 +31,10 @@ def appended(source: LiteralString) -> LiteralString:
            %(source_ip)s, %(request_id)s, 0, (select string_agg(rule::text, ',' order by rule) from catalog_subscriptions
                                where project = %(repository)s),
            %(operation)s, %(roles)s, %(request_at)s, %(trace)s, e.catalog
-    from (select e.* from {source} cross join rows from (
-              json_to_recordset(%(events)s::json) as (id text, key text, event text, etag text, catalog text)
-          ) with ordinality as e(id, key, event, etag, catalog, place) order by e.place) e
+    from (select split_part(e.row, {_FIELD}, 1) as id, split_part(e.row, {_FIELD}, 2) as key,
+                 split_part(e.row, {_FIELD}, 3) as event, nullif(split_part(e.row, {_FIELD}, 4), '') as etag,
+                 split_part(e.row, {_FIELD}, 5) as catalog
+          from {source} cross join string_to_table(%(events)s, {_ROW}) with ordinality as e(row, place) order by e.place) e
     """
 
 
@@ -43,16 +49,11 @@ def parameters(repository: str, operation: str, events: Sequence[CatalogEvent], 
         "request_id": caller.request_id,
         "request_at": caller.request_at,
         "trace": caller.trace,
-        "events": json.dumps([_row(event) for event in events], ensure_ascii=False, separators=(",", ":")),
+        "events": "\x1e".join([_row(event) for event in events]),
     }
 
 
-def _row(event: CatalogEvent) -> dict[str, Any]:
+def _row(event: CatalogEvent) -> str:
     about = event.about
-    return {
-        "id": event.id,
-        "key": about.full_name,
-        "event": EVENT + event.type,
-        "etag": None if isinstance(event, ReferenceDeleted) else about.hash,
-        "catalog": event.to_json(),
-    }
+    etag = "" if isinstance(event, ReferenceDeleted) else about.hash
+    return "\x1f".join((event.id, about.full_name, EVENT + event.type, etag, _encode(event.to_json())))

@@ -27,14 +27,15 @@ from tidings.events.catalog import CatalogEvent
 _TRIES = 5
 OPERATION = "catalog:commit"
 
-# One row: the head, the numbers for a new commit, where the expected hash is, and the newest rows of the keys.
+# One row: the head, the numbers for a new commit, where the expected hash is, and the newest rows of the keys. These come as
+# JSON: of an array PostgreSQL would count the elements, and plan the statement anew every time.
 _READ: LiteralString = f"""
     select f.type, f.owned, f.hash, f.commit, coalesce(c.depth, 0), array_prepend(l.id, l.lines),
            array_prepend(f.commit, l.upto), l.reach,
            nextval('catalog_commit_numbers'), case when f.owned then f.line else nextval('catalog_line_numbers') end,
            e.line, e.number,
            (select json_agg(json_build_array(k.key, x.number, x.type, x.content_id, x.content))
-            from unnest(%(keys)s::text[]) as k(key) cross join lateral (
+            from json_array_elements_text(%(keys)s::json) as k(key) cross join lateral (
                 {newest("array_prepend(l.id, l.lines[:l.reach - 1])", "array_prepend(f.commit, l.upto[:l.reach - 1])", "k.key")}
             ) x where f.line is not null)
     from catalog_references f
@@ -77,7 +78,7 @@ async def commit(
     if len(set(keys)) != len(keys):
         twice = next(operation.key for operation in operations if keys.count(operation.key.text) > 1)
         raise bad_request(f"The key '{twice}' has several operations in one commit: send one for each key.")
-    values = {"repository": occasion.repository, "name": branch, "expected": expected, "keys": keys}
+    values = {"repository": occasion.repository, "name": branch, "expected": expected, "keys": compact(keys)}
 
     async def attempt(connection: AsyncConnection[Any], locked: bool) -> Committed | None:
         read = await _read(connection, values)

@@ -130,8 +130,8 @@ class Meta(NamedTuple):
     properties: Mapping[str, str] = {}
 
 
-def compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+"""JSON in one form only. Made once: `json.dumps` with options makes an encoder for every call."""
 
 
 def check_name(name: str) -> str:

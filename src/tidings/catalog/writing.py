@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -156,15 +155,15 @@ async def write(
         "hash_before": head.hash,
         "line_before": head.line,
         "owned_before": ref.owned,
-        "commits": json.dumps([_commit_row(each) for each in commits], ensure_ascii=False),
-        "contents": json.dumps([row for each in commits for row in _content_rows(each)], ensure_ascii=False),
+        "commits": compact([_commit_row(each) for each in commits]),
+        "contents": compact([row for each in commits for row in _content_rows(each)]),
     }
     if not ref.owned:
         values |= {"lines": list(head.lines), "upto": list(head.upto), "reach": 1 if copied else head.reach + 1}
     if merges and merged is not None:
         values |= {"from_line": merged.line, "from_number": merged.number}
     if objects:
-        values["objects"] = json.dumps(objects, ensure_ascii=False)
+        values["objects"] = compact(objects)
     written = await connection.execute(_statement(not ref.owned, merges, bool(objects), bool(events)), values)
     if written.rowcount and copied:
         await connection.execute(_COPY, {"line": line, "after": "", **places(head)})

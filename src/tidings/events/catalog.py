@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal
 
 SPEC_VERSION = "1.0.0"
@@ -61,9 +62,10 @@ class CatalogEvent:
             "eventInitiator": self.created_by,
             "sentBy": self.sent_by,
         }
-        common = {field.name for field in fields(CatalogEvent)}
-        own = (field.name for field in fields(self) if field.name not in common)
-        return said | {_camel(name): _plain(getattr(self, name)) for name in own}
+        kind: Any = self.__class__  # mypy takes the class for unhashable
+        for name, camel in _own(kind):
+            said[camel] = _plain(getattr(self, name))
+        return said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,7 @@ TYPES: tuple[type[CatalogEvent], ...] = (
 )
 
 
+@lru_cache(maxsize=16)  # the events of a call have the same time
 def as_text(moment: datetime) -> str:
     """As ISO 8601 in UTC, with microseconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -172,6 +175,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):  # a content's key
         return {"elements": list(value)}
     return dict(value) if isinstance(value, Mapping) else value
+
+
+@cache
+def _own(kind: type[CatalogEvent]) -> tuple[tuple[str, str], ...]:
+    """What events of a type say beyond what all say: each name, here and in JSON."""
+    common = {field.name for field in fields(CatalogEvent)}
+    return tuple((field.name, _camel(field.name)) for field in fields(kind) if field.name not in common)
 
 
 def _camel(name: str) -> str:
