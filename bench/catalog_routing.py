@@ -21,7 +21,6 @@ from bench.drain import summed
 from bench.measure import Bar, CannotMeasure, Figure, Progress, interleaved, ratios
 from tidings import settings as settings_module
 from tidings.access.projects import create_project
-from tidings.catalog.subscriptions import Subscription, store
 from tidings.cel.translatable import why_not
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
@@ -30,6 +29,7 @@ from tidings.db.pool import make_pool
 from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
 from tidings.events.positions import START
+from tidings.rules.catalog_subscriptions import Subscription, store
 from tidings.settings import Settings
 
 NAMES = ("catalog_routed", "cel_vs_native")

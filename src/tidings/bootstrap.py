@@ -18,8 +18,6 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import find_project
-from tidings.catalog import subscriptions as catalog_subscriptions
-from tidings.catalog.subscriptions import Subscription
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
 from tidings.delivery.figures import Figures
@@ -30,6 +28,8 @@ from tidings.delivery.progress import Progress, told
 from tidings.delivery.reports import Report
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
+from tidings.rules import catalog_subscriptions
+from tidings.rules.catalog_subscriptions import Subscription
 from tidings.rules.draft import Draft
 from tidings.rules.lookup import Lookup, cache_for
 from tidings.rules.model import Rule

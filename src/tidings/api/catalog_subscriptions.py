@@ -7,11 +7,11 @@ from typing import Any
 from tidings.access.permissions import READ_CATALOG, SUBSCRIBE
 from tidings.api.catalog_calls import Call, Found
 from tidings.api.parts import Parts
-from tidings.catalog import subscriptions
 from tidings.catalog.errors import CatalogError
 from tidings.catalog.service import Catalog
-from tidings.catalog.subscriptions import Subscription
 from tidings.cel.translatable import why_not
+from tidings.rules import catalog_subscriptions as subscriptions
+from tidings.rules.catalog_subscriptions import Subscription
 
 _MEMBERS = frozenset({"destination", "types", "filter", "format"})
 

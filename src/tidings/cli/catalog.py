@@ -45,8 +45,8 @@ def subscribe(
     One of the same name is replaced.
     """
     from tidings import bootstrap
-    from tidings.catalog.subscriptions import Subscription
     from tidings.cel.translatable import why_not
+    from tidings.rules.catalog_subscriptions import Subscription
 
     with mistakes():
         wanted = Subscription(name, to, tuple(type_ or ()), filter_, format_)
