@@ -124,6 +124,42 @@ def test_a_broken_filter_is_refused_with_its_place_and_nothing_is_stored(stack: 
     assert "broken" not in [each["name"] for each in client("GET", "subscriptions")["subscriptions"]]
 
 
+def test_explain_shows_which_commit_names_an_object_and_which_object_a_commit_names(stack: Running) -> None:
+    client, s3 = Client(stack), stack.s3()
+    s3.create_bucket(Bucket="warehouse")
+    for _ in range(2):
+        s3.put_object(Bucket="warehouse", Key="sales/v1.json", Body=b"{}")
+    client.subscribe("explained", "arn:tidings:kafka::local:explained", types=["COMMIT"])
+    table = put("sales", "joined")
+    table["content"]["metadataLocation"] = "s3://warehouse/sales/v1.json"
+    commit = client.commit(table)
+
+    of_object = json.loads(explain(stack, "s3://warehouse/sales/v1.json", "--json"))
+    named = [[each["commit_hash"] for each in change["commits"]] for change in of_object["changes"]]
+    assert named == [[commit], []], "the newer of its two changes"
+    words = explain(stack, "s3://warehouse/sales/v1.json")
+    assert f"catalog: the table sales.joined names it since commit {commit}" in words
+
+    of_commit = json.loads(explain(stack, f"catalog://{commit[:12]}", "--json"))
+    [link] = of_commit["objects"]
+    assert (link["object_key"], link["change"]) == ("sales/v1.json", of_object["changes"][0]["id"])
+    assert [each["type"] for each in of_commit["events"]] == ["COMMIT", "CONTENT_STORED"]
+
+    def delivered() -> bool:
+        return "(live): delivered" in explain(stack, f"catalog://{commit}")
+
+    until(delivered, 60, "the commit's event is delivered", every=1)
+    words = explain(stack, f"catalog://{commit}")
+    assert "names s3://warehouse/sales/v1.json: its change" in words
+    assert "subscription explained: not wanted: it does not ask for CONTENT_STORED, only for COMMIT" in words
+
+
+def explain(stack: Running, *arguments: str) -> str:
+    done = tidings("explain", *arguments, TIDINGS_DATABASE__URL=stack.ready["database"])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_command_subscribes_lists_and_unsubscribes(stack: Running) -> None:
     done = catalog(stack, "subscribe", "by-hand", "--to", "arn:tidings:kafka::local:catalog", "--filter", "type == 'MERGE'")
     assert "by-hand gets the events of the catalog of default" in done
