@@ -28,6 +28,8 @@ from tidings.delivery.progress import Progress, told
 from tidings.delivery.reports import Report
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
+from tidings.rules import catalog_subscriptions
+from tidings.rules.catalog_subscriptions import Subscription
 from tidings.rules.draft import Draft
 from tidings.rules.lookup import Lookup, cache_for
 from tidings.rules.model import Rule
@@ -179,6 +181,17 @@ def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRu
                 await cache.close()
 
     return _with_store(settings, work)
+
+
+def subscribe_to_catalog(settings: Settings, project: str, wanted: Subscription) -> None:
+    """With the checks of a tenant's call: a destination that is not open to the project or takes no test event is refused."""
+    public_id, request_id = _public_id(settings, project), secrets.token_hex(8).upper()
+
+    async def work() -> None:
+        async with make_pool(settings.database_url, 1) as pool:
+            await catalog_subscriptions.put(pool, settings, public_id, wanted, request_id)
+
+    asyncio.run(work())
 
 
 def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Callable[[int], None]) -> Swept:

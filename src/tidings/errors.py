@@ -4,8 +4,9 @@
     ├── OperatorError        the operator: a setting, a missing program, a database that is not ours
     │   ├── ForeignPosition  the position belongs to another timeline: `tidings stream --rebase` is the way on
     │   └── Superseded       another stream has taken over; this one must stop
-    └── CallerError          the caller of the S3 API: carries the S3 code and the HTTP status
-        └── Precondition     the caller, but not by sending something else: what the request stands on is not so
+    ├── CallerError          the caller of the S3 API: carries the S3 code and the HTTP status
+    │   └── Precondition     the caller, but not by sending something else: what the request stands on is not so
+    └── ExpressionMistake    whoever wrote the filter: says where in the text it is wrong
 
 What a destination answers is not an error here: it is an outcome (`tidings.events.messages`) and is returned, not raised.
 """
@@ -63,6 +64,22 @@ def no_such_bucket(bucket: str) -> CallerError:
 
 class Precondition(CallerError):
     """A good request that cannot be granted as things are: a destination that refuses, a project with encrypted paths."""
+
+
+class ExpressionMistake(TidingsError):
+    """A filter's expression that cannot be used, and the place of the mistake: line and column count from 1."""
+
+    def __init__(self, text: str, line: int, column: int, words: str) -> None:
+        super().__init__(text, line, column, words)
+        self.text = text
+        self.line = line
+        self.column = column
+        self.words = words
+
+    def __str__(self) -> str:
+        shown = [*self.text.split("\n"), ""][self.line - 1]
+        before = "".join(each if each == "\t" else " " for each in shown[: self.column - 1])
+        return f"line {self.line}, column {self.column}: {self.words}\n  {shown}\n  {before}^"
 
 
 def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerError:

@@ -13,14 +13,30 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest, values
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.multiprocess import MultiProcessCollector
 
-__all__ = ["CONTENT_TYPE", "answered", "decided", "exposition", "looked_up", "lookup_failed", "of_database", "shared", "tested"]
+__all__ = [
+    "CONTENT_TYPE",
+    "HANDED",
+    "answered",
+    "attempted",
+    "decided",
+    "exposition",
+    "handed",
+    "looked_up",
+    "lookup_failed",
+    "of_database",
+    "shared",
+    "subscriber_is",
+    "tested",
+]
 
 Decision = Literal["transmitted", "unmatched", "not_enabled", "unread"]
 Source = Literal["database", "redis"]
@@ -53,6 +69,49 @@ _REQUESTS = Counter(
     ["operation", "status_class"],
     registry=_registry,
 )
+_HANDED = Counter(
+    "tidings_subscriber_events",
+    "Events of the catalog by what became of them at each subscriber: delivered; failed at the last attempt; rejected, because "
+    "the breaker was open; dropped, because the queue was full; or filtered.",
+    ["subscriber", "outcome"],
+    registry=_registry,
+)
+_RETRIES = Counter(
+    "tidings_subscriber_retries", "Attempts to hand over an event after the first one.", ["subscriber"], registry=_registry
+)
+_UNANSWERED = Counter(
+    "tidings_subscriber_filter_failures",
+    "Events for which a subscriber's filter failed; they are among the filtered ones.",
+    ["subscriber"],
+    registry=_registry,
+)
+_ATTEMPTS = Histogram(
+    "tidings_subscriber_attempt_seconds", "How long listeners took for one event.", ["subscriber"], registry=_registry
+)
+_QUEUED = Gauge(
+    "tidings_subscriber_queue_length",
+    "Events that wait for a subscriber.",
+    ["subscriber"],
+    registry=_registry,
+    multiprocess_mode="livesum",
+)
+_BREAKER = Gauge(
+    "tidings_subscriber_breaker",
+    "The breaker of a subscriber, in the process where it is worst: 0 closed, 1 half open, 2 open.",
+    ["subscriber"],
+    registry=_registry,
+    multiprocess_mode="livemax",
+)
+_HUNG = Gauge(
+    "tidings_subscriber_hung_calls",
+    "Calls of a listener that have not returned in time.",
+    ["subscriber"],
+    registry=_registry,
+    multiprocess_mode="livesum",
+)
+HANDED = ("delivered", "failed", "rejected", "dropped", "filtered")
+_STATES = {"closed": 0, "half-open": 1, "open": 2}
+_OF_SUBSCRIBERS = (_HANDED, _RETRIES, _UNANSWERED, _ATTEMPTS, _QUEUED, _BREAKER, _HUNG)
 _ALWAYS_SHOWN = ((_DECISIONS, Decision), (_LOOKUPS, Source), (_FAILED_LOOKUPS, Source), (_TESTS, Tested))
 
 
@@ -80,10 +139,38 @@ def answered(operation: str, status: int) -> None:
     _child(_REQUESTS, operation, f"{status // 100}xx").inc()
 
 
+def handed(subscriber: str, outcome: str, events: int) -> None:
+    """What became of events at a subscriber: one of HANDED. Or how many were `retried`, or left its filter `unanswered`."""
+    if outcome in HANDED:
+        _child(_HANDED, subscriber, outcome).inc(events)
+    else:
+        _child({"retried": _RETRIES, "unanswered": _UNANSWERED}[outcome], subscriber).inc(events)
+
+
+def attempted(subscriber: str, seconds: float) -> None:
+    """A listener was called, and came back."""
+    _child(_ATTEMPTS, subscriber).observe(seconds)
+
+
+def subscriber_is(subscriber: str, queued: int, breaker: str, hung: int) -> None:
+    """How a subscriber is doing in this process."""
+    _child(_QUEUED, subscriber).set(queued)
+    _child(_BREAKER, subscriber).set(_STATES[breaker])
+    _child(_HUNG, subscriber).set(hung)
+
+
+_Kind = TypeVar("_Kind", Counter, Gauge, Histogram)
+
+
 @cache
-def _child(counter: Counter, *labels: str) -> Counter:
+def _made(metric: Any, *labels: str) -> Any:
     # Made when it is first needed: how counts are kept is only known once `shared` was called, or was not.
-    return counter.labels(*labels)
+    return metric.labels(*labels)
+
+
+def _child(metric: _Kind, *labels: str) -> _Kind:
+    child: _Kind = _made(metric, *labels)
+    return child
 
 
 @contextmanager
@@ -106,9 +193,9 @@ def shared() -> Iterator[None]:
 
 
 def _forget() -> None:
-    _child.cache_clear()
-    for counter in (_DECISIONS, _LOOKUPS, _FAILED_LOOKUPS, _TESTS, _REQUESTS):
-        counter.clear()
+    _made.cache_clear()
+    for metric in (_DECISIONS, _LOOKUPS, _FAILED_LOOKUPS, _TESTS, _REQUESTS, *_OF_SUBSCRIBERS):
+        metric.clear()
 
 
 def of_database(configurations: int, lanes: Mapping[str, int], oldest_behind_seconds: float) -> list[Metric]:
@@ -131,9 +218,18 @@ def exposition(gauges: Iterable[Metric]) -> bytes:
     """All counts, and these gauges, in the Prometheus text format."""
     registry = CollectorRegistry()
     folder = os.environ.get(_FOLDER)
+    if folder:
+        _bury(Path(folder))
     counts = MultiProcessCollector(None, folder) if folder else _registry
     registry.register(_Families([*counts.collect(), *gauges]))
     return generate_latest(registry)
+
+
+def _bury(folder: Path) -> None:
+    """What a process that was killed had in its queues is gone with it; its counts stay."""
+    for file in folder.glob("gauge_live*_*.db"):
+        if not psutil.pid_exists(int(file.stem.rpartition("_")[2])):
+            file.unlink(missing_ok=True)
 
 
 class _Families:

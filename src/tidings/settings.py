@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from tidings.api.settings import ApiSettings
+from tidings.catalog.settings import CatalogSettings
 from tidings.changestream.settings import ChangestreamSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSettings, PubSubSettings, SparkSettings
@@ -27,6 +28,7 @@ from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
 from tidings.store.settings import StoreSettings
+from tidings.subscribers.settings import SubscribersSettings
 from tidings.telemetry import TelemetrySettings
 from tidings.topics.settings import TopicsSettings
 
@@ -75,6 +77,8 @@ class Settings(BaseSettings):
     topics: TopicsSettings = Field(TopicsSettings())
     outgoing: OutgoingSettings = Field(OutgoingSettings())
     queues: QueuesSettings = Field(QueuesSettings())
+    catalog: CatalogSettings = Field(CatalogSettings())
+    subscribers: SubscribersSettings = Field(SubscribersSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
     telemetry: TelemetrySettings = Field(TelemetrySettings())

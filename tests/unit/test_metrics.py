@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -66,6 +67,33 @@ def test_the_shared_folder_goes_with_the_one_who_made_it(tmp_path: Path, monkeyp
         assert [path.suffix for path in tmp_path.glob("*/*")] == [".db"]
     assert list(tmp_path.iterdir()) == []
     assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
+
+
+def _feed_a_subscriber(ready: Any, end: Any) -> None:
+    metrics.handed("one", "dropped", 3)
+    metrics.subscriber_is("one", 5, "open", 1)
+    ready.set()
+    end.wait(60)
+
+
+def test_queues_of_subscribers_are_added_up_while_their_process_lives_and_counts_for_ever() -> None:
+    spawning = multiprocessing.get_context("spawn")
+    of_one = (("subscriber", "one"),)
+    with metrics.shared():
+        metrics.handed("one", "dropped", 1)
+        metrics.subscriber_is("one", 2, "closed", 0)
+        ready, end = spawning.Event(), spawning.Event()
+        other = spawning.Process(target=_feed_a_subscriber, args=(ready, end))
+        other.start()
+        assert ready.wait(60)
+        both = figures()
+        other.kill()
+        other.join()
+        alone = figures()
+    dropped = ("tidings_subscriber_events_total", (("outcome", "dropped"), *of_one))
+    assert (both[dropped], alone[dropped]) == (4, 4)
+    assert [each[("tidings_subscriber_queue_length", of_one)] for each in (both, alone)] == [7, 2]
+    assert [each[("tidings_subscriber_breaker", of_one)] for each in (both, alone)] == [2, 0]
 
 
 def test_counting_costs_microseconds() -> None:

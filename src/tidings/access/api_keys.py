@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from tidings.errors import OperatorError
 _ID_CHARACTERS = string.ascii_uppercase + "234567"
 _SECRET_CHARACTERS = string.ascii_letters + string.digits + "+/"
 _EVERYTHING = Caveat()
+_ROLE = re.compile(r"[\w.:/@-]{1,100}")
 
 
 class Access(NamedTuple):
@@ -37,20 +39,28 @@ class Known(NamedTuple):
     caveats: list[Caveat]
     revoked: bool
     created_at: datetime
+    roles: list[str]
 
 
 def create(
-    connection: psycopg.Connection[Any], public_id: str, actions: Iterable[str] = ACTIONS, limit: Caveat = _EVERYTHING
+    connection: psycopg.Connection[Any],
+    public_id: str,
+    actions: Iterable[str] = ACTIONS,
+    limit: Caveat = _EVERYTHING,
+    roles: Iterable[str] = (),
 ) -> Access:
-    """A new key for a project, for these actions and within this limit."""
-    wanted = list(actions)
+    """A new key for a project, for these actions and within this limit. Roles allow nothing: the catalog's events tell them."""
+    wanted, held = list(actions), list(roles)
+    if wrong := [role for role in held if not _ROLE.fullmatch(role)]:
+        raise OperatorError(f"{wrong[0][:100]!r} is not a role: use 1 to 100 letters, digits and . _ : / @ -.")
     if unknown := [action for action in wanted if action not in ACTIONS]:
         raise OperatorError(f"There is no action {unknown[0]!r}: there are {', '.join(ACTIONS)}.")
     secret = secrets.token_bytes(32)
     key = Macaroon.new(secret)
     made = connection.execute(
-        "insert into api_keys (head, secret, actions, project_id) select %s, %s, %s, id from projects where public_id = %s",
-        [key.head, secret, wanted, public_id],
+        "insert into api_keys (head, secret, actions, roles, project_id)"
+        " select %s, %s, %s, %s, id from projects where public_id = %s",
+        [key.head, secret, wanted, held, public_id],
     )
     if made.rowcount != 1:
         raise OperatorError(f"There is no project {public_id!r}: create it first.")
@@ -84,11 +94,11 @@ def revoke(connection: psycopg.Connection[Any], text: str) -> None:
 
 def inspect(connection: psycopg.Connection[Any], text: str) -> Known:
     key = Macaroon.parse(_api_key(connection, text))
-    secret, actions, project, created_at = _row(connection, key)
+    secret, actions, project, created_at, roles = _row(connection, key)
     found = connection.execute("select exists (select from revoked_tails where tail = any(%s))", [key.tails(secret)]).fetchone()
     assert found is not None
     access = connection.execute("select access_key_id from access_keys where api_key = %s", [str(key)]).fetchone()
-    return Known(access[0] if access else None, project, actions, key.limits(), found[0], created_at)
+    return Known(access[0] if access else None, project, actions, key.limits(), found[0], created_at, roles)
 
 
 def listed(connection: psycopg.Connection[Any], public_id: str) -> list[Known]:
@@ -99,7 +109,9 @@ def listed(connection: psycopg.Connection[Any], public_id: str) -> list[Known]:
         [public_id],
     ).fetchall()
     return [
-        inspect(connection, api_key) if api_key else Known(access_key_id, public_id, list(FIRST_ACTIONS), [], False, created_at)
+        inspect(connection, api_key)
+        if api_key
+        else Known(access_key_id, public_id, list(FIRST_ACTIONS), [], False, created_at, [])
         for access_key_id, api_key, created_at in rows
     ]
 
@@ -114,12 +126,12 @@ def _api_key(connection: psycopg.Connection[Any], text: str) -> str:
     return str(row[0])
 
 
-def _row(connection: psycopg.Connection[Any], key: Macaroon) -> tuple[bytes, list[str], str, datetime]:
+def _row(connection: psycopg.Connection[Any], key: Macaroon) -> tuple[bytes, list[str], str, datetime, list[str]]:
     row = connection.execute(
-        "select a.secret, a.actions, p.public_id, a.created_at from api_keys a join projects p on p.id = a.project_id"
+        "select a.secret, a.actions, p.public_id, a.created_at, a.roles from api_keys a join projects p on p.id = a.project_id"
         " where a.head = %s",
         [key.head],
     ).fetchone()
     if row is None or not key.is_genuine(row[0]):
         raise BadKey("The API key is not one of this installation, or was changed.")
-    return row[0], row[1], row[2], row[3]
+    return row[0], row[1], row[2], row[3], row[4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +23,15 @@ _NO_ROOT = secrets.token_bytes(32)
 class Principal:
     """Who makes a request: an access key, the public id of its project, and what the API key behind it allows.
 
-    Who came with the API key itself has no access key here, and nothing to sign with.
+    Who came with the API key itself has nothing to sign with, and the access key that stands for it or for what it was made of.
     """
 
     access_key_id: str
     secret: str = field(repr=False)
     project: str
     grant: Grant
+    roles: tuple[str, ...] = ()
+    """For who filters the catalog's events."""
 
 
 def create_key(connection: psycopg.Connection[Any], public_id: str) -> tuple[str, str]:
@@ -68,14 +70,16 @@ async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -
     try:
         key = Macaroon.parse(text)
         cursor = await connection.execute(
-            "select a.secret, a.actions, p.public_id from api_keys a join projects p on p.id = a.project_id where a.head = %s",
-            [key.head],
+            "select a.secret, a.actions, a.roles, p.public_id, (select k.access_key_id from access_keys k where k.head = a.head"
+            " order by k.api_key = %s desc, k.created_at limit 1)"
+            " from api_keys a join projects p on p.id = a.project_id where a.head = %s",
+            [text, key.head],
         )
-        root, actions, project = await cursor.fetchone() or (_NO_ROOT, [], None)
+        root, actions, roles, project, access_key_id = await cursor.fetchone() or (_NO_ROOT, [], [], None, None)
         grant = await _grant(connection, key, root, actions)
     except BadKey:
         return None
-    return None if grant is None or project is None else Principal("", "", project, grant)
+    return None if grant is None or project is None else Principal(access_key_id or "", "", project, grant, tuple(roles))
 
 
 async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: bytes, actions: list[str]) -> Grant | None:
@@ -83,6 +87,9 @@ async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: 
     grant = Grant(frozenset(actions), key.limits())
     revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [key.tails(root)])
     return grant if key.is_genuine(root) and not revoked.rowcount else None
+
+
+_Find = Callable[[psycopg.AsyncConnection[Any], str], Awaitable[Principal | None]]
 
 
 class KeyCache:
@@ -101,14 +108,21 @@ class KeyCache:
         self._known: dict[str, tuple[float, Principal]] = {}
 
     async def find(self, access_key_id: str) -> Principal | None:
-        known = self._known.get(access_key_id)
+        return await self._cached(access_key_id, find_key)
+
+    async def find_by_api_key(self, text: str) -> Principal | None:
+        """No API key looks like an access key's id, so both are in one cache."""
+        return await self._cached(text, find_by_api_key)
+
+    async def _cached(self, text: str, find: _Find) -> Principal | None:
+        known = self._known.get(text)
         if known is not None and self._clock() < known[0]:
             return known[1]
         async with self._pool.connection() as connection:
-            principal = await find_key(connection, access_key_id)
-        self._known.pop(access_key_id, None)
+            principal = await find(connection, text)
+        self._known.pop(text, None)
         if principal is not None:
             if len(self._known) >= self._most:
                 self._known.pop(next(iter(self._known)))  # the one that was read longest ago
-            self._known[access_key_id] = (self._clock() + self._seconds, principal)
+            self._known[text] = (self._clock() + self._seconds, principal)
         return principal

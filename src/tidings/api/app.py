@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tidings import metrics, telemetry
 from tidings.api import hosts, tracing
 from tidings.api.aws import Aws, Front
+from tidings.api.catalog import PREFIX as _CATALOG
+from tidings.api.catalog import CatalogFront
 from tidings.api.links import Links
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
@@ -27,6 +29,7 @@ from tidings.rules.lookup import cache_for
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.sweep import sweep_regularly
+from tidings.subscribers import finding
 
 _READY_SECONDS = 2.0
 _OURS = "/-/"
@@ -45,6 +48,7 @@ class _App:
         self._s3: S3 | None = None
         self._aws: Aws | None = None
         self._links: Links | None = None
+        self._catalog: CatalogFront | None = None
         self._grpc = _grpc_front(settings)
         self._front: ASGIApp = self._serve
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
@@ -59,7 +63,8 @@ class _App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Past the router, which takes longer to find out that a path is not one of its own. And where the host names a
         # bucket, the whole path is a key: even these.
-        if scope["type"] == "http" and (not scope["path"].startswith(_OURS) or self._is_in_host(scope)):
+        ours = scope["type"] != "http" or (scope["path"].startswith(_OURS) and not scope["path"].startswith(_CATALOG))
+        if not ours or (scope["type"] == "http" and self._is_in_host(scope)):
             await self._front(scope, receive, send)
         else:
             await self._router(scope, receive, send)
@@ -75,12 +80,14 @@ class _App:
         traces = telemetry.traces(self._settings.telemetry, _SERVICE)
         if traces is not None:
             self._front = tracing.Traced(self._serve, traces.tracer)
+        subscribers = await asyncio.to_thread(finding.start, self._settings, traces.tracer if traces else None)
         await pool.open(wait=False)
         try:
-            self._parts = Parts.over(self._settings, pool, blobs, cache)
+            self._parts = Parts.over(self._settings, pool, blobs, cache, subscribers.publish)
             self._s3 = S3(self._parts)
             self._aws = Aws(self._parts, _fronts(self._parts))
             self._links = Links(self._parts.subscriptions)
+            self._catalog = CatalogFront(self._parts)
             sweeping = asyncio.create_task(sweep_regularly(pool, blobs, self._settings.store))
             queueing = asyncio.create_task(self._parts.queues.keep_up())
             async with self._grpc(self._parts):
@@ -90,6 +97,7 @@ class _App:
             await self._parts.queues.waiting.close()
             await self._parts.subscriptions.close()
         finally:
+            await asyncio.to_thread(subscribers.stop)
             if cache is not None:
                 await cache.close()
             await blobs.close()
@@ -101,6 +109,10 @@ class _App:
         assert self._s3 is not None
         assert self._aws is not None
         assert self._links is not None
+        assert self._catalog is not None
+        if scope["path"].startswith(_CATALOG) and not self._is_in_host(scope):
+            await self._catalog(scope, receive, send)
+            return
         if self._aws.serves(scope):
             await self._aws(scope, receive, send)
         elif self._links.serves(scope) and not self._is_in_host(scope):

@@ -88,6 +88,17 @@ class Document:
             raise self._wrong(name, found, "an object")
         return found
 
+    def yes(self, name: str, otherwise: bool = False) -> bool:
+        found = self._values.get(name)
+        if found is None:
+            return otherwise
+        if not isinstance(found, bool):
+            raise self._wrong(name, found, "true or false")
+        return found
+
+    def part(self, name: str) -> Document:
+        return Document(self.mapping(name), self._refuse)
+
     def objects(self, name: str) -> list[Document]:
         found = self._values.get(name)
         if found is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidings.access.keys import KeyCache
 from tidings.api.request import Request
+from tidings.catalog.service import Catalog
 from tidings.db.pool import Pool
 from tidings.queues.service import Queues
 from tidings.rules.lookup import Cache, Lookup
@@ -13,8 +14,12 @@ from tidings.rules.notification import Notifications
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.model import Origin
+from tidings.subscribers.dispatcher import Dispatcher, Publish
 from tidings.topics.service import Topics
 from tidings.topics.subscribing import Subscriptions
+
+_NOBODY = Dispatcher().publish
+"""Events of the catalog are heard by no subscriber."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,16 @@ class Parts:
     queues: Queues
     topics: Topics
     subscriptions: Subscriptions
+    catalog: Catalog
 
     @classmethod
-    def over(cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None) -> Parts:
+    def over(
+        cls, settings: Settings, pool: Pool, blobs: Blobs, cache: Cache | None = None, publish: Publish = _NOBODY
+    ) -> Parts:
         lookup = Lookup(settings.bucket_eventing, pool, cache)
         queues = Queues(pool, settings.queues)
         topics = Topics(settings, pool)
-        beside = queues, topics, Subscriptions(settings, pool, topics)
+        beside = queues, topics, Subscriptions(settings, pool, topics), Catalog(pool, settings.catalog, publish)
         return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), *beside)
 
     async def origin(self, request: Request) -> Origin:

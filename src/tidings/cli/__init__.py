@@ -11,6 +11,7 @@ from tidings import log
 from tidings.cli import (
     access,
     buckets,
+    catalog,
     dead_letters,
     explain,
     lanes,
@@ -49,6 +50,7 @@ app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(subscriptions.app, name="subscriptions")

@@ -56,6 +56,7 @@ def create(
     prefix: Prefixes = None,
     not_before: NotBefore = None,
     not_after: NotAfter = None,
+    role: Annotated[list[str] | None, typer.Option("--role", help="A role that catalog events tell; again for more.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a key for a project, in two forms: an API key, and an access key for S3. The secret is shown only now."""
@@ -65,7 +66,7 @@ def create(
 
     limit = _limit(None, bucket, prefix, not_before, not_after)
     with database() as connection:
-        made = api_keys.create(connection, find_project(connection, project) or project, action or ACTIONS, limit)
+        made = api_keys.create(connection, find_project(connection, project) or project, action or ACTIONS, limit, role or ())
     _show(made, as_json)
 
 
@@ -142,6 +143,7 @@ def _described(known: Known) -> dict[str, Any]:
         "access_key_id": known.access_key_id,
         "project": known.project,
         "actions": known.actions,
+        "roles": known.roles,
         "limits": [caveat.encode().decode() for caveat in known.caveats],
         "revoked": known.revoked,
         "created_at": known.created_at.isoformat(),

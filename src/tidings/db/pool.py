@@ -55,6 +55,16 @@ async def run(pool: Pool, statement: LiteralString, parameters: Sequence[Any] | 
 
 
 @asynccontextmanager
+async def borrowed(pool: Pool) -> AsyncIterator[AsyncConnection[Any]]:
+    """A connection for several statements, each by itself. See `run`."""
+    connection = await pool.getconn()
+    try:
+        yield connection
+    finally:
+        await pool.putconn(connection)
+
+
+@asynccontextmanager
 async def transaction(pool: Pool) -> AsyncIterator[AsyncConnection[Any]]:
     """Several statements, all or none. Each sees what was committed before it began, also while it waited for a lock."""
     connection = await pool.getconn()

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 from psycopg import Connection
 from psycopg.rows import dict_row
 
+from tidings.catalog import joined
 from tidings.errors import OperatorError
 from tidings.events.changes import UNREAD
 from tidings.events.keys import form_encoded
@@ -84,18 +85,22 @@ class Place:
 def explain(connection: Connection, project: str, place: Place, literal: bool) -> dict[str, Any]:
     """The newest changes of an object, newest first, each with what every rule of its bucket made of it."""
     values = {"project": project, "bucket": place.bucket, "key": place.key, "version": place.version, "most": MOST_CHANGES}
-    changes = _dicts(connection, _CHANGES, values)
+    changes = dicts(connection, _CHANGES, values)
+    buckets = {change["bucket_id"]: None for change in changes}
+    commits = [found for bucket_id in buckets for found in joined.commits_naming(connection, bucket_id, place.key)]
     return {
         "bucket": place.bucket,
         "key": place.key,
         "version": place.version,
         "bucket_exists": _exists(connection, project, place.bucket),
-        "changes": [_change(connection, change, place.key, literal) for change in changes],
+        "changes": [_change(connection, change, place.key, literal, commits) for change in changes],
     }
 
 
-def _change(connection: Connection, change: dict[str, Any], key: str, literal: bool) -> dict[str, Any]:
-    rules = _dicts(connection, _RULES, {"bucket_id": change["bucket_id"]})
+def _change(
+    connection: Connection, change: dict[str, Any], key: str, literal: bool, commits: list[dict[str, Any]]
+) -> dict[str, Any]:
+    rules = dicts(connection, _RULES, {"bucket_id": change["bucket_id"]})
     matched = (change["rules"] or "").split(",") if change["rules"] else []
     position = Position(change["window"], change["seq"]) if change["window"] is not None else None
     told = [_rule(connection, change, then, matched, position, key, literal) for then in _as_of(rules, change["config"])]
@@ -114,6 +119,7 @@ def _change(connection: Connection, change: dict[str, Any], key: str, literal: b
         "position": str(position) if position else None,
         "unread": matched == [UNREAD],
         "rules": told,
+        "commits": [each for each in commits if each["change"] == change["id"]],
     }
 
 
@@ -149,9 +155,14 @@ def _rule(
     now = {"events": rule["events_now"], "prefix": rule["prefix_now"], "suffix": rule["suffix_now"]}
     if not matches(**now, event=change["event"], key=key, literal=literal):
         return told | {"matched": True, "why": "it matched when the change was written; the rule as it is now does not want it"}
-    lanes = [_lane(connection, lane, change, position) for lane in _dicts(connection, _LANES, {"rules": [rule["rule"]]})]
+    lanes = lanes_of(connection, rule["rule"], change, position)
     why = "" if lanes else "its topic has no subscription"
     return told | {"matched": True, "why": why, "lanes": lanes}
+
+
+def lanes_of(connection: Connection, rule: int, change: dict[str, Any], position: Position | None) -> list[dict[str, Any]]:
+    """The lanes that a rule leads to, each with what became of the change's message there."""
+    return [_lane(connection, lane, change, position) for lane in dicts(connection, _LANES, {"rules": [rule]})]
 
 
 def _why_not(change: dict[str, Any], rule: dict[str, Any], key: str, literal: bool) -> str:
@@ -187,7 +198,7 @@ def _fate(
     connection: Connection, lane: dict[str, Any], cursor: Position, position: Position | None, message: str
 ) -> dict[str, Any]:
     """What became of one message."""
-    dead = _dicts(
+    dead = dicts(
         connection,
         "select id, reason, state, died_at from dead_letters where lane = %(lane)s and message = %(message)s",
         {"lane": lane["id"], "message": message},
@@ -201,7 +212,7 @@ def _fate(
         return {"fate": "dead letter", "words": f"{words[dead[0]['state']]}: {dead[0]['reason']}", "dead_letter": dead[0]["id"]}
     if position is None:
         return {"fate": "waiting", "words": "not read yet: the stream is not running, or a transaction before it is still open"}
-    exceptions = _dicts(connection, _EXCEPTIONS, {"lane": lane["id"], "win": position.window, "seq": position.seq})
+    exceptions = dicts(connection, _EXCEPTIONS, {"lane": lane["id"], "win": position.window, "seq": position.seq})
     for each in reversed(exceptions):
         if each["what"] == "skipped":
             return {
@@ -233,6 +244,6 @@ def _exists(connection: Connection, project: str, bucket: str) -> bool:
     return row is not None
 
 
-def _dicts(connection: Connection, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+def dicts(connection: Connection, query: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query.encode(), values).fetchall()

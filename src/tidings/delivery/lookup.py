@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import psycopg
@@ -13,6 +13,7 @@ from psycopg.rows import dict_row
 
 from tidings import settings as settings_module
 from tidings.db.connecting import noticing
+from tidings.delivery import cel_batches
 from tidings.delivery.render import IN_HEADERS
 from tidings.delivery.route import Routes, expand, numbers_in
 from tidings.settings import Settings
@@ -21,12 +22,12 @@ DEFAULT_FORMAT = "s3"
 
 # A lane that was made after the round began is none of its business: who made it has seen to where it begins.
 _ROUTES = """
-select n.number::text as rule, l.id as lane, c.config_id, c.events, c.filter_prefix as prefix, c.filter_suffix as suffix,
-       split_part(l.destination, ':', 3) as service, l.project, f.format, f.headers
+select n.number::text as rule, l.id as lane, t.name, t.events, t.prefix, t.suffix, t.filter,
+       split_part(l.destination, ':', 3) as service, l.project, coalesce(t.format, f.format) as format, f.headers
 from unnest(%(numbers)s::bigint[]) as n(number)
-join (select source, rule, lane from routes union all select rule, rule, null from bucket_eventing_configs where lane is null) r
+join (select source, rule, lane from routes union all select rule, rule, null from rule_terms where lane is null) r
     on r.source = n.number
-join bucket_eventing_configs c on c.rule = r.rule
+join rule_terms t on t.rule = r.rule
 left join lanes l on l.id = r.lane and pg_visible_in_snapshot(l.xid, %(snapshot)s::pg_snapshot)
 left join lane_formats f on f.lane = l.id
 order by n.number, l.id
@@ -35,7 +36,13 @@ order by n.number, l.id
 _IN_USE = """
 select distinct split_part(l.destination, ':', 3), f.format, f.headers
 from lanes l join lane_formats f on f.lane = l.id where l.state <> 'closed'
+union
+select '', t.format, f.headers
+from rule_terms t join routes r on r.rule = t.rule join lane_formats f on f.lane = r.lane where t.format is not null
 """
+
+
+_FILTERS = "select distinct filter from catalog_subscriptions where filter is not null order by filter limit %s"
 
 
 class Moment(NamedTuple):
@@ -48,8 +55,8 @@ class Moment(NamedTuple):
 _kept: tuple[int, Routes] = (-1, Routes())
 
 
-def routed(batch: pa.RecordBatch, moment: Moment) -> pa.RecordBatch:
-    """The changes of a batch, each with the rules and lanes that it goes to."""
+def routed(batch: pa.RecordBatch, moment: Moment, filters: Collection[str] = ()) -> pa.RecordBatch:
+    """The changes of a batch, each with the rules and lanes that it goes to. Those of `filters` are left to who asks."""
     global _kept
     if _kept[0] != moment.version:
         _kept = (moment.version, Routes())
@@ -58,7 +65,7 @@ def routed(batch: pa.RecordBatch, moment: Moment) -> pa.RecordBatch:
         settings = settings_module.load()
         with psycopg.connect(noticing(settings.database_url)) as connection:
             routes.learn(unknown, found(connection, unknown, moment, settings))
-    return expand(batch, routes)
+    return cel_batches.matches(expand(batch, routes), filters)
 
 
 def found(connection: Connection, numbers: Iterable[str], moment: Moment, settings: Settings) -> list[dict[str, Any]]:
@@ -75,10 +82,11 @@ def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
         "rule": row["rule"],
         "lane": row["lane"],
         "format": format_ + IN_HEADERS if row["headers"] else format_,
-        "config_json": json.dumps(row["config_id"], ensure_ascii=False),
+        "config_json": json.dumps(row["name"], ensure_ascii=False),
         "events": row["events"],
         "prefix": row["prefix"],
         "suffix": row["suffix"],
+        "filter": row["filter"],
     }
 
 
@@ -96,3 +104,8 @@ def formats_in_use(connection: Connection, settings: Settings) -> list[str]:
         for service, format_, headers in connection.execute(_IN_USE).fetchall()
     }
     return sorted(names | {DEFAULT_FORMAT, *settings.formats.pubsub_formats.values()})
+
+
+def filters_in_use(connection: Connection, most: int) -> list[str]:
+    """Filters that a subscription to a catalog has now, no more than so many."""
+    return [row[0] for row in connection.execute(_FILTERS, [most]).fetchall()]

@@ -21,8 +21,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tidings import settings as settings_module
+from tidings.cel.translatable import why_not
 from tidings.changestream import reader
-from tidings.delivery import lookup, session
+from tidings.delivery import cel_columns, lookup, session
 from tidings.delivery.deliver import RESULT, Terms, deliver
 from tidings.delivery.lookup import Moment
 from tidings.delivery.render import details_of, render
@@ -38,6 +39,9 @@ _PROPERTY = "tidings.round"
 
 # Below this one task is quicker than two: nothing is started or waited for twice.
 _ONE_TASK = 2000
+
+# Each filter is a part of the plan. Beyond so many, CEL evaluates them: a plan of thousands takes longer to make than to run.
+_MOST_FILTERS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +79,28 @@ class Pipeline:
         self._settings = settings
         self._version = 0
         self._formats = [lookup.DEFAULT_FORMAT]
+        self._filters: list[str] = []
         self._plans: dict[int, DataFrame] = {}
 
     def learn(self, moment: Moment, connection: Connection) -> None:
-        """See whether a new rule or lane brought a format that the plan does not have: only then is there a new one."""
+        """See whether a new rule or lane brought a format or a filter that the plan does not have: then it is made anew."""
         if moment.version == self._version:
             return
         formats = lookup.formats_in_use(connection, self._settings)
-        if formats != self._formats:
-            self._formats, self._plans = formats, {}
+        filters = self._translated(lookup.filters_in_use(connection, _MOST_FILTERS))
+        if (formats, filters) != (self._formats, self._filters):
+            self._formats, self._filters, self._plans = formats, filters, {}
         self._version = moment.version
+
+    def _translated(self, filters: Sequence[str]) -> list[str]:
+        """Those that Spark can evaluate itself."""
+        known = {*self._filters}
+        return [text for text in filters if text in known or (why_not(text) is None and cel_columns.works(self._spark, text))]
 
     def _plan(self, parts: int) -> DataFrame:
         traced = self._settings.telemetry.on
-        rendered = messages(changes(self._spark, parts, self._formats, traced), self._formats, self._settings)
+        changed = changes(self._spark, parts, self._formats, traced, self._filters)
+        rendered = messages(changed, self._formats, self._settings, self._filters)
         return rendered.mapInArrow(_deliver_on_the_terms_of_this_task, RESULT)
 
     def warm_up(self) -> None:
@@ -177,24 +189,30 @@ def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield lookup.routed(batch, moment)
 
 
-def changes(spark: SparkSession, parts: int, formats: Sequence[str], traced: bool = False) -> DataFrame:
+def changes(
+    spark: SparkSession, parts: int, formats: Sequence[str], traced: bool = False, filters: Sequence[str] = ()
+) -> DataFrame:
     """The changes of the task's round with where they go, each part holding whole keys in order of position."""
     details = details_of(formats) | ({"trace"} if traced else set())
-    read = partial(_read, parts=parts, columns=tuple(stored(details)))
+    if "catalog" in details:
+        details |= {*cel_columns.NEEDS}
+    read = partial(_read, parts=parts, columns=tuple(stored(details)), filters=frozenset(filters))
     return spark.range(0, parts, 1, parts).mapInArrow(read, routed(details))
 
 
-def _read(batches: Iterator[pa.RecordBatch], parts: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read(
+    batches: Iterator[pa.RecordBatch], parts: int, columns: Sequence[str], filters: frozenset[str]
+) -> Iterator[pa.RecordBatch]:
     url, todo = settings_module.load().database_url, Round.of_this_task()
     for batch in batches:
         for part in batch.column(0).to_pylist():
             for read in reader.read(url, todo.slices, part, parts, columns):
-                yield lookup.routed(read, todo.moment)
+                yield lookup.routed(read, todo.moment, filters)
     _leave_alone(len(sys.modules))
 
 
-def messages(changed: DataFrame, formats: Sequence[str], settings: Settings) -> DataFrame:
+def messages(changed: DataFrame, formats: Sequence[str], settings: Settings, filters: Sequence[str] = ()) -> DataFrame:
     """route and render: everything between reading and sending, as native columns."""
     profile = settings.bucket_eventing.dialect
     context = Context(settings.api.region, profile, settings.formats.system_uuid, settings.formats.system_name)
-    return changed.transform(route, profile.literal_filters).transform(render, formats, context, settings.telemetry.on)
+    return changed.transform(route, profile.literal_filters, filters).transform(render, formats, context, settings.telemetry.on)

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from tidings.delivery import cel_columns
 from tidings.events.schema import CHANGE, stored
 from tidings.rules import columns
 
@@ -29,6 +30,7 @@ ROUTE = StructType(
         StructField("events", ArrayType(StringType())),
         StructField("prefix", StringType()),
         StructField("suffix", StringType()),
+        StructField("filter", StringType()),
     ]
 )
 """Where a change goes: the rule as it is now, and one of its lanes. `rule` is the number that the change has."""
@@ -105,7 +107,9 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*kept, *named], names=[*names, *_ROUTE.names])
 
 
-def route(changes: DataFrame, literal: bool = False) -> DataFrame:
+def route(changes: DataFrame, literal: bool = False, filters: Sequence[str] = ()) -> DataFrame:
     """Drop what the rule as it is now does not want. A rule that was deleted leaves a row without a lane."""
     no_rule = F.col("lane").isNull()
-    return changes.where(no_rule | columns.matches(literal)).drop("events", "prefix", "suffix")
+    wanted = changes.where(no_rule | columns.matches(literal))
+    wanted = cel_columns.matches(wanted, filters) if filters else wanted
+    return wanted.drop("events", "prefix", "suffix", "filter")

@@ -35,11 +35,12 @@ CHANGE = StructType(
         StructField("request_at", _TIME),
         StructField("replaced", _TEXT),
         StructField("trace", _TEXT),
+        StructField("catalog", _TEXT),
     ]
 )
 """`window` and `seq` are the position; the other columns are those of the table `changes`, in this order."""
 
-DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "copy_source", "request_at", "replaced", "trace")
+DETAILS = ("bucket_id", "old_size", "content_type", "metadata", "copy_source", "request_at", "replaced", "trace", "catalog")
 """Of which only some formats speak; of the trace none does, it is read where traces are on. Reading them all takes a third to a
 half more time than reading the others alone."""
 

@@ -7,17 +7,16 @@ else, and a key that may not configure learns nothing about the configuration it
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from tidings import destinations, plugins
 from tidings.access.keys import Principal
 from tidings.access.permissions import GET_NOTIFICATION, PUT_NOTIFICATION
 from tidings.db.pool import Pool
 from tidings.errors import CallerError, Precondition
-from tidings.rules import table, test_event
+from tidings.rules import reaching, table, test_event
 from tidings.rules.lookup import Lookup
-from tidings.rules.model import Rule, invalid
+from tidings.rules.model import Rule
 from tidings.rules.problems import refuse
 from tidings.rules.table import Configuration
 from tidings.settings import Settings
@@ -59,12 +58,14 @@ class Notifications:
         _check_allowed(caller, PUT_NOTIFICATION, bucket)
         before = await self._read(caller, bucket)  # nobody gets a test event for a bucket that is not there
         rules = await read()
-        refuse(list(self._unavailable(rules)))
-        refuse(await self._refused(caller, rules))
+        named = list({rule.destination.arn: None for rule in rules})
+        refuse(list(reaching.unavailable(named, self.settings)))
+        refuse(await reaching.refused(self.pool, caller.project, named, self.settings))
         if expected is not None and before.etag not in expected:
             raise table.changed_meanwhile()
-        arns = {rule.destination.arn for rule in rules} - {rule.destination.arn for rule in trusted}
-        await test_event.send(arns, self.settings, bucket, request_id, host_id)
+        arns = {*named} - {rule.destination.arn for rule in trusted}
+        body = test_event.of_bucket(self.settings.bucket_eventing.dialect, bucket, request_id, host_id)
+        await test_event.send(arns, self.settings, body, request_id)
         async with self.pool.connection() as connection:
             etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id)
         await self.lookup.forget(caller.project, bucket)
@@ -88,27 +89,6 @@ class Notifications:
             )
         if not found.rowcount:
             raise Precondition("InvalidRequest", _ENCRYPTED)
-
-    def _unavailable(self, rules: Sequence[Rule]) -> Iterator[CallerError]:
-        enabled = self.settings.bucket_eventing.destinations
-        for arn in {rule.destination.arn: None for rule in rules}:
-            if (kind := destinations.kind_of(arn)) not in enabled:
-                sentence = (
-                    f"{arn} cannot be served: the operator has not enabled {kind}. There is {', '.join(enabled) or 'nothing'}."
-                )
-                yield invalid("Topic", arn, sentence)
-
-    async def _refused(self, caller: Principal, rules: Sequence[Rule]) -> list[CallerError]:
-        """Destinations that are not for this project, by their own word."""
-        found = []
-        for arn in {rule.destination.arn: None for rule in rules}:
-            asked = getattr(plugins.load("destinations", destinations.kind_of(arn)), "refusal", None)
-            if asked is not None:
-                async with self.pool.connection() as connection:
-                    reason = await asked(connection, caller.project, arn, self.settings)
-                if reason:
-                    found.append(CallerError("AccessDenied", f"{arn}: {reason}.", ArgumentName="Topic", ArgumentValue=arn))
-        return found
 
     async def _read(self, caller: Principal, bucket: str) -> Configuration:
         async with self.pool.connection() as connection:

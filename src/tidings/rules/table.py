@@ -71,7 +71,7 @@ returning b.id, b.config
 # In one order for everybody: two PUTs that make the same lanes must not wait for each other in a circle.
 # A lane that exists is locked, so that delivery does not close it under us, and opened again if it was closed; else it is left
 # alone, for its row belongs to delivery.
-_LANES = """
+OPEN_LANES: LiteralString = """
 insert into lanes as l (project, destination)
 select %(project)s, destination from unnest(%(destinations)s::text[]) destination order by destination
 on conflict (project, destination, side) do update
@@ -155,7 +155,7 @@ async def replace(
         if expected is not None and _etag(found_id, config - 1) not in expected:
             raise changed_meanwhile()
         arns = list({rule.destination.arn: None for rule in rules if not arn.fans_out(rule.destination)})
-        await cursor.execute(_LANES, {**where, "destinations": arns})
+        await cursor.execute(OPEN_LANES, {**where, "destinations": arns})
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.destination.name for rule in rules]}
         await cursor.execute(_DELETE, {**where, **kept})
         await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])

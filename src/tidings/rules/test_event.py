@@ -19,10 +19,9 @@ TEST_SECONDS = 10.0
 _MAX_REASON = 500
 
 
-async def send(arns: Set[str], settings: Settings, bucket: str, request_id: str, host_id: str) -> None:
+async def send(arns: Set[str], settings: Settings, body: bytes, request_id: str) -> None:
     """Send it to all these destinations at once; raise with the words of each that did not take it."""
     ordered = sorted(arns)
-    body = _body(settings.bucket_eventing.dialect, bucket, request_id, host_id)
     message = Message(id=f"{request_id}.test", body=body)
     outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in ordered))
     refused = {
@@ -50,7 +49,8 @@ async def _send(arn: str, settings: Settings, message: Message) -> Outcome:
         await destination.close()
 
 
-def _body(profile: Profile, bucket: str, request_id: str, host_id: str) -> bytes:
+def of_bucket(profile: Profile, bucket: str, request_id: str, host_id: str) -> bytes:
+    """What it says for a bucket."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     event = {"Service": profile.service, "Event": "s3:TestEvent", "Time": now, "Bucket": bucket}
     traced = {} if profile is STORJ else {"RequestId": request_id, "HostId": host_id}

@@ -1,0 +1,70 @@
+"""A small REST resource for subscriptions to a catalog: `/-/catalog/subscriptions` and `/-/catalog/subscriptions/NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidings.access.permissions import READ_CATALOG, SUBSCRIBE
+from tidings.api.catalog_calls import Call, Found
+from tidings.api.parts import Parts
+from tidings.catalog.errors import CatalogError
+from tidings.catalog.service import Catalog
+from tidings.cel.translatable import why_not
+from tidings.rules import catalog_subscriptions as subscriptions
+from tidings.rules.catalog_subscriptions import Subscription
+
+_MEMBERS = frozenset({"destination", "types", "filter", "format"})
+
+
+def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
+    """The call that a request below `/-/catalog/subscriptions` is."""
+
+    async def list_all(_catalog: Catalog, call: Call) -> Any:
+        async with parts.pool.connection() as connection:
+            found = await subscriptions.all_of(connection, call.repository)
+        return {"subscriptions": [_shown(each) for each in found]}
+
+    async def show(_catalog: Catalog, call: Call) -> Any:
+        async with parts.pool.connection() as connection:
+            found = await subscriptions.all_of(connection, call.repository)
+        for each in found:
+            if each.name == segments[0]:
+                return _shown(each)
+        raise subscriptions.none_called(segments[0])
+
+    async def put(_catalog: Catalog, call: Call) -> Any:
+        document = call.document()
+        document.only(_MEMBERS)
+        wanted = Subscription(
+            segments[0],
+            document.text("destination"),
+            tuple(dict.fromkeys(document.texts("types"))),
+            document.optional_text("filter"),
+            document.optional_text("format", "nessie"),
+        )
+        await subscriptions.put(parts.pool, parts.settings, call.repository, wanted, call.caller.request_id)
+        return _shown(wanted)
+
+    async def delete(_catalog: Catalog, call: Call) -> Any:
+        async with parts.pool.connection() as connection:
+            await subscriptions.delete(connection, call.repository, segments[0])
+
+    match (method, len(segments)):
+        case ("GET", 0):
+            return Found("subscriptions", READ_CATALOG, list_all)
+        case ("GET", 1):
+            return Found("subscription", READ_CATALOG, show)
+        case ("PUT", 1):
+            return Found("subscribe", SUBSCRIBE, put)
+        case ("DELETE", 1):
+            return Found("unsubscribe", SUBSCRIBE, delete)
+    raise CatalogError("NOT_FOUND", f"There is no {method[:20]} for subscriptions: there are GET, PUT and DELETE.")
+
+
+def _shown(one: Subscription) -> dict[str, Any]:
+    """With how its filter is evaluated: by Spark itself, or by CEL over batches, and then why."""
+    if not one.filter:
+        return one.to_json()
+    reason = why_not(one.filter)
+    how = {"evaluated": "columns"} if reason is None else {"evaluated": "batches", "because": reason}
+    return one.to_json() | how

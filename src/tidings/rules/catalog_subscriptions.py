@@ -1,0 +1,138 @@
+"""Who wants a catalog's events by the durable path: at least once, in order for each reference, to any destination."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
+
+from tidings.catalog.errors import CatalogError, bad_request
+from tidings.cel.expression import parse
+from tidings.db.pool import Pool
+from tidings.errors import CallerError, ExpressionMistake
+from tidings.events import arn
+from tidings.events.catalog import TYPES
+from tidings.rules import reaching, test_event
+from tidings.rules.table import OPEN_LANES
+from tidings.settings import Settings
+
+FORMATS = ("nessie", "cloudevents")
+MOST = 1000
+"""Subscriptions of one project: each commit names them all."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_TYPES = tuple(event.type for event in TYPES)
+_READ = "select name, destination, types, filter, format from catalog_subscriptions where project = %s order by name"
+
+_COUNT = "select count(*) from catalog_subscriptions where project = %s"
+
+# A subscription that goes elsewhere now has another number: what the old lane still owes is not looked for in the new one.
+_LEAVE = """
+delete from catalog_subscriptions
+where (project, name) = (%(project)s, %(name)s) and destination <> %(destination)s
+"""
+_PUT = """
+insert into catalog_subscriptions as s (project, name, destination, lane, types, filter, format)
+select %(project)s, %(name)s, %(destination)s,
+       (select id from lanes l where l.project = %(project)s and l.destination = %(destination)s and l.side = 0
+                                 and not %(fans_out)s),
+       %(types)s::text[], %(filter)s, %(format)s
+on conflict (project, name) do update set types = excluded.types, filter = excluded.filter, format = excluded.format
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What is wanted, and where it goes. Checked when it is made."""
+
+    name: str
+    destination: str
+    types: tuple[str, ...] = ()
+    """All, if there are none."""
+    filter: str = ""
+    """An expression in CEL; everything, if it is empty."""
+    format: str = "nessie"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise bad_request(f"{self.name[:100]!r} is no name for a subscription: 1 to 100 of A-Z a-z 0-9 _ . -")
+        try:
+            arn.parse(self.destination)
+        except (ValueError, CallerError) as error:
+            raise bad_request(str(error)) from None
+        if unknown := [each for each in self.types if each not in _TYPES]:
+            raise bad_request(f"There are no events of type {unknown[0][:100]!r}: there are {', '.join(_TYPES)}.")
+        if self.format not in FORMATS:
+            raise bad_request(f"The format must be {' or '.join(FORMATS)}, not {self.format[:100]!r}.")
+        if self.filter:
+            try:
+                parse(self.filter)
+            except ExpressionMistake as mistake:
+                raise bad_request(str(mistake)) from None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "destination": self.destination,
+            "types": list(self.types),
+            "filter": self.filter,
+            "format": self.format,
+        }
+
+
+async def put(pool: Pool, settings: Settings, project: str, wanted: Subscription, request_id: str) -> None:
+    """Store it, if its destination is open to the project and takes a test event. One of the same name is replaced."""
+    named = [wanted.destination]
+    for problem in (*reaching.unavailable(named, settings), *await reaching.refused(pool, project, named, settings)):
+        raise CatalogError("FORBIDDEN" if problem.code == "AccessDenied" else "BAD_REQUEST", problem.message)
+    test = {"type": "TEST", "id": f"{request_id}.test", "repositoryId": project}
+    try:
+        await test_event.send({*named}, settings, json.dumps(test).encode(), request_id)
+    except CallerError as refused:
+        raise bad_request(refused.message) from None
+    await store(pool, project, wanted)
+
+
+async def store(pool: Pool, project: str, wanted: Subscription) -> None:
+    """Without asking its destination."""
+    fans_out = arn.fans_out(arn.parse(wanted.destination))
+    values = {
+        "project": project,
+        "name": wanted.name,
+        "destination": wanted.destination,
+        "fans_out": fans_out,
+        "types": list(wanted.types) or None,
+        "filter": wanted.filter or None,
+        "format": wanted.format,
+    }
+    async with pool.connection() as connection, connection.transaction():
+        found = await (await connection.execute(_COUNT, [project])).fetchone()
+        if found is not None and found[0] >= MOST:
+            raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
+        await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
+        await connection.execute(_LEAVE, values)
+        await connection.execute(_PUT, values)
+
+
+async def all_of(connection: AsyncConnection[Any], project: str) -> Sequence[Subscription]:
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        rows = await (await cursor.execute(_READ, [project])).fetchall()
+    return [
+        Subscription(name, destination, tuple(types or ()), filter_ or "", format_)
+        for name, destination, types, filter_, format_ in rows
+    ]
+
+
+async def delete(connection: AsyncConnection[Any], project: str, name: str) -> None:
+    """What it was still owed is discarded, as for any rule."""
+    gone = await connection.execute("delete from catalog_subscriptions where (project, name) = (%s, %s)", [project, name])
+    if not gone.rowcount:
+        raise none_called(name)
+
+
+def none_called(name: str) -> CatalogError:
+    return CatalogError("NOT_FOUND", f"There is no subscription {name[:100]!r}.")

@@ -1,0 +1,168 @@
+"""A filter means the same in process, as Spark columns and over Arrow batches."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+import catalog_events
+from catalog_events import stored
+from tidings.cel.expression import Expression, ExpressionFailed
+from tidings.cel.translatable import why_not
+from tidings.delivery import cel_batches, cel_columns
+from tidings.events.catalog import CatalogEvent
+
+AS_COLUMNS = [
+    "type == 'COMMIT'",
+    "type in ['CONTENT_STORED', 'CONTENT_REMOVED'] && reference == 'main'",
+    "reference.startsWith('ma') || fullReference.startsWith('/refs/tags/')",
+    "referenceType == 'TAG'",
+    "contentName.startsWith('sales.')",
+    "contentNamespace == 'sales'",
+    "contentKey[0] == 'sales'",
+    "contentKey[size(contentKey) - 1] == 't'",
+    "size(contentKey) > 2 && contentKey[2] != 'eu'",
+    "size(contentKey) > 2 ? contentKey[2] == 'eu' : contentKey[5] == 'eu'",
+    "contentKey[9] == 'x' || type != ''",
+    "contentKey[9] == 'x' && false",
+    "!(contentKey[9] == 'x')",
+    "'sales' in contentKey",
+    "'ada' in roles",
+    "roles.exists(role, role.startsWith('a'))",
+    "roles.all(role, role != 'dev')",
+    "contentKey.exists(part, part in roles)",
+    "contentKey.exists(part, roles.exists(role, role == part))",
+    "createdBy == '' || createdBy == author",
+    "message.contains('main') || committer.endsWith('a')",
+    "message.matches('^ma') || author.matches('d.$')",
+    "contentName.matches('^(sales|eu)[.].*$')",
+    "contentName.matches('s[a-l]+es') || contentName.matches('\\\\.t$')",
+    "size(message) >= 4",
+    "message < 'main' || message > 'sales'",
+    "hashBefore != hashAfter",
+    "contentType == 'main' && contentId == ''",
+    "sourceReference == reference",
+    "reference + '.' + message == 'main.dev'",
+    "contentKey == ['sales', 'eu']",
+    "repository == 'main' ? true : false",
+    "message == 'é\\n\\'\"\\\\'",
+    "true",
+    "reference in []",
+]
+OVER_BATCHES = {
+    "size(contentKey) * 2 > 3": "function *",
+    "contentKey.map(part, part + '!').exists(part, part == 'eu!')": "macro map",
+    "roles.filter(role, role != '').size() == 1": "macro filter",
+    "contentKey.exists_one(part, part == 'eu')": "macro exists_one",
+    "message.matches('(a|b)+c')": "pattern",
+    "message.matches(author)": "no constant",
+    "message.matches('^a|b')": "alternative",
+    "{'a': 1}.size() == 1": "map",
+    "int(size(message)) == 4": "function int",
+}
+
+
+def plain(expression: Expression, event: CatalogEvent) -> bool:
+    try:
+        return expression.matches(event)
+    except ExpressionFailed:
+        return False
+
+
+def row(event: CatalogEvent) -> dict[str, Any]:
+    """The change of an event, as far as filters see it."""
+    return {
+        "event": f"nessie:{event.type}",
+        "bucket": event.repository,
+        "key": event.about.full_name,
+        "principal": event.created_by,
+        "catalog": json.dumps(event.to_json(), ensure_ascii=False),
+        "metadata": json.dumps(event.roles) if event.roles else None,
+    }
+
+
+SCHEMA = "event string, bucket string, key string, principal string, catalog string, metadata string"
+
+
+def by_columns(spark: SparkSession, events: Sequence[CatalogEvent], texts: Sequence[str]) -> list[list[bool]]:
+    frame = spark.createDataFrame([tuple(row(event).values()) for event in events], SCHEMA).coalesce(1)
+    said = cel_columns.with_variables(frame)
+    return [list(found) for found in said.select(*map(cel_columns.column, texts)).collect()]
+
+
+def by_batches(events: Sequence[CatalogEvent], text: str) -> list[bool]:
+    rows = [row(event) | {"filter": text, "n": n} for n, event in enumerate(events)]
+    left = {*cel_batches.matches(pa.RecordBatch.from_pylist(rows), ()).column("n").to_pylist()}
+    return [n in left for n in range(len(events))]
+
+
+@given(events=st.lists(catalog_events.events, min_size=300, max_size=300))
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_way_gives_the_same_answer(spark: SparkSession, events: list[CatalogEvent]) -> None:
+    events = [replace(event, repository=event.repository or "r") for event in events]
+    expected = [[plain(Expression(text), event) for text in AS_COLUMNS] for event in events]
+    assert by_columns(spark, events, AS_COLUMNS) == expected
+    for number, text in enumerate(AS_COLUMNS):
+        assert by_batches(events, text) == [answers[number] for answers in expected], text
+
+
+def test_random_expressions_give_the_same_answer(spark: SparkSession) -> None:
+    dice = random.Random(20261116)
+    texts = [made(dice, 3) for _ in range(60)]
+    events = _examples()
+    expressions = [Expression(text) for text in texts]
+    assert by_columns(spark, events, texts) == [[plain(each, event) for each in expressions] for event in events]
+
+
+def made(dice: random.Random, depth: int) -> str:
+    if depth == 0:
+        return dice.choice([text for text in AS_COLUMNS if "?" not in text])
+    one, two = made(dice, depth - 1), made(dice, dice.randrange(depth))
+    return dice.choice([f"({one}) && ({two})", f"({one}) || ({two})", f"!({one})", f"({one}) ? ({two}) : ({one})"])
+
+
+def _examples() -> list[CatalogEvent]:
+    found: list[CatalogEvent] = []
+
+    @given(catalog_events.events)
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    def collect(event: CatalogEvent) -> None:
+        found.append(event)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize("text", AS_COLUMNS)
+def test_what_can_be_columns_is(text: str) -> None:
+    assert why_not(text) is None
+
+
+@pytest.mark.parametrize(("text", "reason"), OVER_BATCHES.items())
+def test_what_cannot_is_evaluated_and_says_why(text: str, reason: str) -> None:
+    assert reason in (why_not(text) or "")
+    event = stored("sales", "eu", roles=("a",))
+    assert by_batches([event], text) == [plain(Expression(text), event)]
+
+
+def test_a_filter_is_tried_before_everybody_s_plan_has_it(spark: SparkSession) -> None:
+    assert cel_columns.works(spark, AS_COLUMNS[0])
+
+
+def test_only_the_filters_that_are_no_columns_are_evaluated_over_batches() -> None:
+    rows = [
+        row(stored("sales")) | {"filter": text, "n": n}
+        for n, text in enumerate(["type == ''", "reference == 'dev'", "reference == 'main'", None])
+    ]
+    left = cel_batches.matches(pa.RecordBatch.from_pylist(rows), {"type == ''"})
+    assert left.column("n").to_pylist() == [0, 2, 3]
+    assert left.column("filter").to_pylist() == ["type == ''", None, None]
