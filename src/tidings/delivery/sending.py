@@ -16,6 +16,9 @@ from tidings.events.positions import Position
 MOST_DEAD = 100
 """Dead letters of one lane in one task: they travel through the driver. A lane that has more goes on a moment later."""
 
+_SUSPECTED = 3
+"""Tries that a suspect chunk must have time for: that of a message which may be bad, of another, and of the bad one again."""
+
 DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 3600.0, 86400.0)
 """Seconds from commit to delivered: the upper ends of the histogram's buckets. One more is for what took longer."""
 
@@ -94,34 +97,54 @@ async def send_lane(
         wave, later = _next_wave(left, pending.slots, reach)
         reach = destination.ahead
         began = time.monotonic()
-        timeout = min(timeout, deadline - began)
+        timeout = min(timeout, (deadline - began) / (_SUSPECTED if care == "suspect" else 1))
         if timeout <= 0 or len(result.dead) >= MOST_DEAD:
             result.late, result.undelivered = True, pending.position(left[0])
             return
         outcomes = await _send_wave(destination, wave, pending, result, timeout)
         failed = [i for i, outcome in outcomes.items() if outcome.verdict in (Verdict.RETRY, Verdict.WAIT)]
-        if failed and care == "suspect" and outcomes[failed[0]].verdict is Verdict.RETRY:
-            other = await _another(destination, failed[0], later, pending, result, deadline)
-            if other is not None:
-                reason = f"{outcomes[failed[0]].reason} (again and again, while the destination takes other messages)"
-                _bury(pending, failed[0], result, reason)
-                later, failed = [i for i in later if i != other], []
+        if failed and care == "suspect" and _may_be_bad(outcomes[failed[0]]):
+            passed = await _passed(destination, failed[0], later, pending, result, timeout)
+            if passed is not None:
+                later, failed = [i for i in later if i not in passed], []
         if failed:
             _stop(pending, result, failed, later, outcomes, began + timeout)
             return
         left, care = later, "none"
 
 
-async def _another(
-    destination: Destination, bad: int, later: Sequence[int], pending: Pending, result: LaneResult, deadline: float
-) -> int | None:
-    """A message of another key that the destination takes while it does not take the bad one; None if there is none."""
+def _may_be_bad(outcome: Outcome) -> bool:
+    """Whether it may be the message, and not the destination: who asks for time has none for any message."""
+    return outcome.verdict is Verdict.RETRY and not outcome.after
+
+
+async def _passed(
+    destination: Destination, bad: int, later: Sequence[int], pending: Pending, result: LaneResult, timeout: float
+) -> set[int] | None:
+    """The later messages that were sent, if the bad one is no longer in the way: taken at last, or a dead letter. Else None.
+
+    It is a dead letter only if it fails twice while the destination takes another: one that just came back may refuse one
+    message and take the next. A message of another key is best; of its own key one is tried only after the second failure,
+    or the bad one, if it was taken after all, would have been overtaken.
+    """
+
+    async def taken(i: int) -> bool:
+        return not await _send_wave(destination, [i], pending, result, timeout)
+
     other = next((i for i in later if pending.slots[i] != pending.slots[bad]), None)
-    timeout = deadline - time.monotonic()
-    if other is None or timeout <= 0:
-        return None
-    outcomes = await _send_wave(destination, [other], pending, result, timeout)
-    return None if other in outcomes else other
+    if other is not None:
+        if not await taken(other):
+            return None
+        if await taken(bad):
+            return {other}
+    else:
+        if await taken(bad):
+            return set()
+        other = next(iter(later), None)
+        if other is None or not await taken(other):
+            return None
+    _bury(pending, bad, result, "it fails again and again, while the destination takes other messages")
+    return {other}
 
 
 def _stop(

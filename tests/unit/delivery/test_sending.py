@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,15 +105,56 @@ def test_a_message_that_alone_fails_is_a_dead_letter_once_its_tries_are_spent() 
     result = send(destination, todo, care="suspect")
     assert (result.undelivered, result.sent) == (None, 3)
     [dead] = result.dead
-    assert (dead.message.id, FAILED.reason in dead.reason) == ("0", True)
+    assert (dead.message.id, "fails again and again" in dead.reason) == ("0", True)
     assert [message.id for message in destination.received] == ["2", "1", "3"]
+
+
+def test_a_message_that_never_gets_an_answer_is_one_too() -> None:
+    """Each of its tries has a part of the time, so that there is some left to see whether others are answered."""
+
+    class Hanging(MemoryDestination):
+        async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
+            if messages[0].id == "0":
+                await asyncio.sleep(timeout)
+                return [FAILED]
+            return await super().send(messages, timeout)
+
+    result = send(Hanging(), pending([1, 2]), budget=0.3, care="suspect")
+    assert ([dead.message.id for dead in result.dead], result.undelivered, result.sent) == (["0"], None, 1)
+
+
+def test_one_refusal_of_a_destination_that_just_came_back_costs_no_message() -> None:
+    tries = Counter[str]()
+
+    def answer(message: Message) -> Outcome:
+        tries[message.id] += 1
+        return FAILED if tries[message.id] == 1 and message.id == "0" else SENT
+
+    for slots in ([1, 2, 1], [1, 1, 1]):
+        tries.clear()
+        destination = MemoryDestination(answer)
+        result = send(destination, pending(slots), care="suspect")
+        assert (result.dead, result.undelivered, result.sent) == ([], None, 3), slots
+        of_key = [message.id for message in destination.received if slots[int(message.id)] == 1]
+        assert of_key == sorted(of_key)
+
+
+def test_who_asks_for_time_is_not_offered_another_message() -> None:
+    busy = MemoryDestination(lambda message: Outcome(Verdict.RETRY, "429", after=30.0) if message.id == "0" else SENT)
+    result = send(busy, pending([1, 2]), care="suspect")
+    assert (result.dead, result.undelivered, result.after, len(busy.calls)) == ([], Position(1, 1), 30.0, 1)
 
 
 def test_where_nothing_else_is_taken_it_is_the_destination_and_no_letter_dies() -> None:
     result = send(MemoryDestination(lambda _: FAILED), pending([1, 2, 3]), care="suspect")
     assert (result.dead, result.undelivered, result.waits) == ([], Position(1, 1), False)
+
+
+def test_where_there_is_one_key_a_later_message_of_it_tells() -> None:
     alone = send(MemoryDestination(lambda message: FAILED if message.id == "0" else SENT), pending([1, 1]), care="suspect")
-    assert (alone.dead, alone.undelivered) == ([], Position(1, 1)), "of another key there is none, so nobody can tell"
+    assert ([dead.message.id for dead in alone.dead], alone.undelivered, alone.sent) == (["0"], None, 1)
+    last = send(MemoryDestination(lambda _: FAILED), pending([1]), care="suspect")
+    assert (last.dead, last.undelivered) == ([], Position(1, 1))
 
 
 def test_a_message_that_waits_for_a_permission_is_never_a_dead_letter() -> None:
