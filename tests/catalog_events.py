@@ -81,3 +81,43 @@ def _of(kind: type[CatalogEvent]) -> st.SearchStrategy[CatalogEvent]:
 
 events: st.SearchStrategy[CatalogEvent] = st.one_of([_of(kind) for kind in catalog.TYPES])
 """Random events of all types."""
+
+
+def golden() -> dict[str, CatalogEvent]:
+    """One of each type, with the same words every time."""
+    common: dict[str, Any] = {
+        "id": "01a1de8a-9d29-7d48-8214-9ba1bea0db51",
+        "at": datetime(2026, 1, 17, 10, 30, 0, 123456, tzinfo=UTC),
+        "sent_by": "tidings@catalog-1",
+        "created_by": "AKIAIOSFODNN7EXAMPLE",
+        "repository": "50adea63-48b7-420e-b549-643fd90a5189",
+    }
+    before, after = "11" * 32, "22" * 32
+    main, dev, tag = Reference("BRANCH", "main", after), Reference("BRANCH", "dev", "33" * 32), Reference("TAG", "v1", after)
+    moved = {"hash_before": before, "hash_after": after}
+    time = "2026-01-17T10:30:00.123000Z"
+    meta = {
+        "hash": after,
+        "committer": "AKIAIOSFODNN7EXAMPLE",
+        "authors": ["Ada"],
+        "allSignedOffBy": [],
+        "message": "nightly load",
+        "commitTime": time,
+        "authorTime": time,
+        "allProperties": {"job": "load-7"},
+        "parentCommitHashes": [before],
+    }
+    content = {"type": "ICEBERG_TABLE", "id": "7c9d", "metadataLocation": "s3://warehouse/orders/v2.json", "snapshotId": 2}
+    on_content = {"hash": after, "commit_creation_timestamp": time, "content_key": ("sales", "eu", "orders")}
+    table = {**on_content, "content_type": "ICEBERG_TABLE"}
+    merged = {"source_reference": dev, "target_reference": main, **moved}
+    return {
+        "reference-created": ReferenceCreated(**common, reference=tag, hash_after=after),
+        "reference-updated": catalog.ReferenceUpdated(**common, reference=main, **moved),
+        "reference-deleted": catalog.ReferenceDeleted(**common, reference=tag, hash_before=after),
+        "commit": Commit(**common, reference=main, **moved, commit_meta=meta),
+        "merge": catalog.Merge(**common, **merged, source_hash=dev.hash, common_ancestor_hash="44" * 32),
+        "transplant": catalog.Transplant(**common, **merged, commit_count=2),
+        "content-stored": ContentStored(**common, reference=main, **table, content=content),
+        "content-removed": catalog.ContentRemoved(**common, reference=main, **table),
+    }

@@ -53,6 +53,7 @@ def change(**given_values: Any) -> dict[str, Any]:
         "request_at": datetime(2026, 1, 17, 10, 29, 59, 30999, tzinfo=UTC),
         "replaced": None,
         "trace": None,
+        "catalog": None,
     } | given_values
     return values | {"encoded": encoded_if_different(values["key"])}
 

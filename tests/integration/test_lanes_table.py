@@ -151,3 +151,20 @@ def test_nobody_waits_for_ever_behind_strangers() -> None:
         turns.served([leader])
         led.append(leader.id)
     assert led == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_lane_whose_changes_are_gone_is_paused_and_says_so(owned: psycopg.Connection) -> None:
+    """Nobody else waits for it. One that has read the oldest window to its end needs nothing of it."""
+    for number in (2, 3):
+        owned.execute(
+            "insert into windows (id, snapshot, token, lo, hi, n) values (%s, '10:10:', 't', %s, %s, 5)",
+            [number, number * 10, number * 10 + 9],
+        )
+    owned.execute("insert into lanes (project, destination, state, win, seq) values ('p', 'read', 'behind', 2, 29)")
+    assert lanes.stop_lost(owned, 6) == []
+    assert lanes.stop_lost(owned, 7) == [3]
+    assert owned.execute("select state, error from lanes where id = 3").fetchone() == (
+        "paused",
+        "the changes after 1/9 are not kept any more: `tidings lanes skip` lets it go on",
+    )
+    assert lanes.stop_lost(owned, 7) == []

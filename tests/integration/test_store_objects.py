@@ -113,6 +113,7 @@ def test_a_put_appends_one_change_that_says_everything(store: Store) -> None:
         "request_at": "2026-01-17T10:30:00+00:00",
         "replaced": None,
         "trace": TRACE,
+        "catalog": None,
     }
 
 

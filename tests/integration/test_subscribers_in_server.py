@@ -15,6 +15,7 @@ import pytest
 
 from catalog_events import commit
 from tidings.api.app import create_app
+from tidings.catalog.model import Caller
 from tidings.settings import Settings
 
 FIGURE = 'tidings_subscriber_events_total{outcome="delivered",subscriber="log"} '
@@ -50,11 +51,11 @@ def test_a_server_has_its_subscribers_from_its_start_to_its_end(
             httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client,
         ):
             before = delivered((await client.get("/-/metrics")).text)
-            app._parts.publish([commit(), commit()])
+            app._parts.catalog._tell([commit(), commit()], Caller())
             async with asyncio.timeout(60):
                 while delivered((await client.get("/-/metrics")).text) != before + 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
-            app._parts.publish([commit()])
+            app._parts.catalog._tell([commit()], Caller())
 
     with caplog.at_level(logging.INFO):
         asyncio.run(serve())

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+import catalog_events
 import plain_formats
 from change_rows import change, routed, spoken
 from tidings.events.names import NAMES
@@ -80,7 +81,20 @@ CLOUDEVENTS: dict[str, dict[str, Any]] = {
     "delete-marker": {"event": "ObjectRemoved:DeleteMarkerCreated", "size": None, "version_id": "v2"},
 }
 
-CASES = {"cos": COS, "r2": R2, "cloudevents": CLOUDEVENTS}
+CATALOG: dict[str, dict[str, Any]] = {
+    name: {
+        "id": event.id,
+        "at": event.at,
+        "bucket": event.repository,
+        "key": event.about.full_name,
+        "event": f"nessie:{event.type}",
+        "principal": event.created_by,
+        "catalog": json.dumps(event.to_json(), separators=(",", ":"), ensure_ascii=False),
+    }
+    for name, event in catalog_events.golden().items()
+}
+
+CASES = {"cos": COS, "r2": R2, "cloudevents": CLOUDEVENTS, "nessie": CATALOG, "nessie_cloudevents": CATALOG}
 
 
 def golden(format_name: str, case: str) -> Any:
@@ -95,13 +109,20 @@ def test_every_golden_file_is_what_is_said(spark: SparkSession, format_name: str
         assert json.loads(said.body) == golden(format_name, case), case
         assert list(json.loads(said.body)) == list(golden(format_name, case)), case
         assert said.body == json.dumps(json.loads(said.body), separators=(",", ":"), ensure_ascii=False), case
-    apart = {"key", "put-odd-key-binary"}
+    apart = {"key", "put-odd-key-binary", "commit-over-kafka"}
     assert {path.stem for path in (GOLDEN / format_name).iterdir()} - apart == set(cases)
 
 
 def test_the_key_of_a_notification_is_the_golden_one(spark: SparkSession) -> None:
     [said] = spoken("cos", CONTEXT, routed(spark, change()))
     assert said.key == json.dumps(golden("cos", "key"), separators=(",", ":"))
+
+
+@pytest.mark.parametrize("format_name", ["nessie", "nessie_cloudevents"])
+def test_key_and_headers_of_a_catalog_s_event_are_the_golden_ones(spark: SparkSession, format_name: str) -> None:
+    [said] = spoken(format_name, BINARY, routed(spark, change(**CATALOG["commit"])))
+    assert {"key": said.key, "headers": json.loads(said.attributes or "")} == golden(format_name, "commit-over-kafka")
+    assert json.loads(said.body) == golden("nessie", "commit")
 
 
 def test_an_event_in_binary_mode_is_the_golden_one(spark: SparkSession) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from psycopg import Connection
 
 from tidings.changestream import reader, windows
+from tidings.changestream.positions import between
 from tidings.delivery import alerts, lanes
 from tidings.delivery.deliver import Terms
 from tidings.delivery.lanes import Lane, Standing
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _NEAR = 1000
 # Changes in a chunk for a lane that is slow: with fewer, every other second would go to the chunks themselves.
 _SMALL = 500
+# Changes for a lane that has failed, and how many such lanes are tried at once.
+_TRIED, _TRIED_LANES = 1000, 100
 # Windows in one chunk: each is a query of its own.
 _MAX_WINDOWS = 200
 # So that lanes which failed in the same moment do not all come back in the same moment.
@@ -112,28 +115,39 @@ def catch_up(
     known yet.
     """
     leader = turns.leader(group)
-    start, replay = leader.cursor, leader.replay
+    replay = leader.replay
     rate = replay.rate if replay else settings.delivery.catch_up_rate or None
     most = settings.delivery.max_rows if rate is None else max(1, min(settings.delivery.max_rows, int(rate)))
     rows = turns.size(leader, most)
-    end = min(_end(connection, start, rows), replay.until if replay else stream)
-    served = [leader] if replay else [lane for lane in group if lane is leader or start <= lane.cursor < end]
+    if leader.attempts and not replay:
+        ends = _tried_together(connection, settings.delivery, group, stream, min(rows, _TRIED))
+    else:
+        end = min(_end(connection, leader.cursor, rows), replay.until if replay else stream)
+        beside = () if replay else (each for each in group if not each.attempts and leader.cursor <= each.cursor < end)
+        ends = {leader: end, **dict.fromkeys(beside, end)}
+    served = list(ends)
     turns.served(served)
     seconds = settings.delivery.publish_timeout_seconds if leader.slow else settings.delivery.budget_seconds
     terms = Terms(
         budget=seconds,
         timeout=seconds,
         starts={lane.id: lane.cursor for lane in served},
+        ends={lane.id: end for lane, end in ends.items()},
         care={lane.id: _care(settings.delivery, lane) for lane in served if lane.attempts},
         tries={lane.id: lane.attempts for lane in served if lane.attempts},
         replays=frozenset(lane.id for lane in served if lane.replay),
     )
     wanted = replay.sources if replay else lanes.rules_of(connection, [lane.id for lane in served])
-    pieces = reader.slices(connection, start, end, wanted, replay.prefix if replay else "")
+    prefix = replay.prefix if replay else ""
+    pieces = [
+        piece
+        for start, end in apart((lane.cursor, end) for lane, end in ends.items())
+        for piece in reader.slices(connection, start, end, wanted, prefix)
+    ]
     reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), standing.moment, terms), rows=0)}
     turns.ended(leader, rows, late=leader.id in reports and reports[leader.id].late)
     alerted = 0
-    for lane in served:
+    for lane, end in ends.items():
         reached = max(end, lane.cursor)
         near = reached >= stream or windows.end_of(connection, reached, _NEAR)[0] >= stream
         report = reports.get(lane.id, Report(lane.id, 0))
@@ -141,6 +155,48 @@ def catch_up(
         if lanes.end_catch_up(connection, epoch, lane, step, report):
             alerted += _tell(settings, lane, step)
     return list(reports.values()), alerted
+
+
+def _tried_together(
+    connection: Connection, settings: DeliverySettings, group: Sequence[Lane], stream: Position, rows: int
+) -> dict[Lane, Position]:
+    """The lanes of the group that have failed, and up to where each is tried: all of them at once, wherever they are.
+
+    Most of them fail again, and some only when their time is over: one after another they would take it from everybody else.
+    """
+    found: dict[Lane, Position] = {}
+    for lane in [each for each in group if each.attempts][:_TRIED_LANES]:
+        end = min(_end(connection, lane.cursor, rows), stream)
+        if spent(settings, lane.attempts) and _is_power_of_two(lane.attempts) and _lonely(connection, lane, end):
+            end = min(Position(lane.cursor.window + _MAX_WINDOWS * lane.attempts, 0), stream)
+        found[lane] = end
+    return found
+
+
+def _is_power_of_two(number: int) -> bool:
+    """Now and then, and less and less often: looking far costs a query for each window."""
+    return number & (number - 1) == 0
+
+
+def _lonely(connection: Connection, lane: Lane, end: Position) -> bool:
+    """Whether there is nothing for a lane besides its first message: then nobody can tell whether the message is bad."""
+    owed = f"{between(connection, lane.cursor, end)} and string_to_array(rules, ',') && %s::text[]"
+    found = connection.execute(
+        f"select from changes where {owed} limit 2".encode(),
+        [[str(rule) for rule in lanes.rules_of(connection, [lane.id])]],
+    )
+    return found.rowcount < 2
+
+
+def apart(ranges: Iterable[tuple[Position, Position]]) -> list[tuple[Position, Position]]:
+    """The same positions in ranges that do not overlap, in order: what lies in two of them is read once."""
+    found: list[tuple[Position, Position]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 def _care(settings: DeliverySettings, lane: Lane) -> Care:

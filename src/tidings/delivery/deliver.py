@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -20,6 +21,8 @@ from tidings.delivery import publishers
 from tidings.delivery.sending import Care, Dead, LaneResult, Pending, send_lane
 from tidings.events.messages import Message
 from tidings.events.positions import Position
+
+log = logging.getLogger(__name__)
 
 RESULT = StructType(
     [
@@ -63,18 +66,20 @@ class Terms:
     """Lanes whose messages are marked: they have been sent before."""
     preload: bool = False
     """Load every destination's client, although nothing is sent: for warming up."""
+    ends: Mapping[int, Position] = field(default_factory=dict)
+    """Up to where lanes are served, where that is not the end of what is read."""
 
     def start_of(self, lane: int) -> Position | None:
         return None if lane in self.skipped else self.starts.get(lane, self.everyone_from)
 
     def to_list(self) -> list[Any]:
-        starts = [[lane, *start] for lane, start in self.starts.items()]
+        starts, ends = ([[lane, *at] for lane, at in of.items()] for of in (self.starts, self.ends))
         care, tries, lanes = list(self.care.items()), list(self.tries.items()), (sorted(self.skipped), sorted(self.replays))
-        return [self.budget, self.timeout, self.everyone_from, starts, care, tries, *lanes, self.preload]
+        return [self.budget, self.timeout, self.everyone_from, starts, care, tries, *lanes, self.preload, ends]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Terms:
-        budget, timeout, everyone, starts, care, tries, skipped, replays, preload = values
+        budget, timeout, everyone, starts, care, tries, skipped, replays, preload, ends = values
         return cls(
             budget,
             timeout,
@@ -85,6 +90,7 @@ class Terms:
             dict(tries),
             frozenset(replays),
             preload,
+            {lane: Position(window, seq) for lane, window, seq in ends},
         )
 
 
@@ -124,6 +130,8 @@ def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult],
             continue
         result = results.setdefault(lane, LaneResult())
         first = bisect_right(range(end), start, begin, key=lambda i: Position(windows[i], seqs[i]))
+        if lane in terms.ends:
+            end = bisect_right(range(end), terms.ends[lane], first, key=lambda i: Position(windows[i], seqs[i]))
         if first == end or result.undelivered is not None:
             continue
         owed = slice(first, end)
@@ -168,10 +176,19 @@ _64_BITS = 0xFFFFFFFFFFFFFFFF
 async def _send_lanes(lanes: dict[int, Pending], results: dict[int, LaneResult], terms: Terms, deadline: float) -> None:
     async with asyncio.TaskGroup() as group:
         for lane, pending in lanes.items():
-            fresh = results[lane].sent == 0
-            destination = publishers.for_lane(lane, terms.tries.get(lane, 0) if fresh else 0)
-            care: Care = terms.care.get(lane, "none") if fresh else "none"
-            group.create_task(send_lane(destination, pending, results[lane], terms.timeout, deadline, care))
+            group.create_task(_send_lane(lane, pending, results[lane], terms, deadline))
+
+
+async def _send_lane(lane: int, pending: Pending, result: LaneResult, terms: Terms, deadline: float) -> None:
+    """What goes wrong in one lane, also in a way that nobody has thought of, is that lane's alone."""
+    fresh = result.sent == 0
+    try:
+        destination = publishers.for_lane(lane, terms.tries.get(lane, 0) if fresh else 0)
+        care: Care = terms.care.get(lane, "none") if fresh else "none"
+        await send_lane(destination, pending, result, terms.timeout, deadline, care)
+    except Exception as error:
+        log.exception("lane %s: its destination failed in a way that it should not", lane, extra={"lane": lane})
+        result.undelivered, result.late, result.error = pending.position(0), False, f"{type(error).__name__}: {error}"
 
 
 def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBatch:

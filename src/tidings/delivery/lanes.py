@@ -7,6 +7,7 @@ by that.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from tidings.delivery.lookup import Moment
 from tidings.delivery.reports import Report
 from tidings.errors import Superseded
 from tidings.events.positions import Position
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +261,24 @@ def close_unused(connection: Connection, epoch: int) -> list[int]:
             {"lanes": [row[0] for row in rows], "epoch": epoch},
         ).fetchall()
     return sorted(row[0] for row in closed)
+
+
+def stop_lost(connection: Connection, epoch: int) -> list[int]:
+    """Pause the lanes whose next window is gone: nobody else waits for them, and an operator decides. Says which."""
+    rows = connection.execute(
+        """
+        update lanes l set state = 'paused', next_try = null, since = now(), error =
+            'the changes after ' || l.win || '/' || l.seq || ' are not kept any more: `tidings lanes skip` lets it go on'
+        from (select id, hi from windows order by id limit 1) as oldest
+        where l.state = 'behind' and exists (select from stream where name = 'main' and epoch = %s)
+          and oldest.id > 1 and (l.win < oldest.id or (l.win = oldest.id and l.seq < oldest.hi))
+        returning l.id, l.error
+        """,
+        [epoch],
+    ).fetchall()
+    for lane, error in rows:
+        log.error("lane %s is paused: %s", lane, error, extra={"lane": lane})
+    return [row[0] for row in rows]
 
 
 def rules_of(connection: Connection, lane_ids: Sequence[int]) -> list[int]:

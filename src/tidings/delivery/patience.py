@@ -8,7 +8,8 @@ from tidings.delivery.reports import Report
 
 _SMALL = 1000
 """Messages: what was sent in larger numbers says nothing of how quick an answer is."""
-_LEAST_SECONDS = 0.15
+_LEAST = 0.15
+"""Of the setting."""
 _TIMES = 3.0
 _FORGET = 0.8
 
@@ -26,7 +27,7 @@ class Patience:
 
     def seconds(self, rows: int) -> float:
         """For a round of so many changes."""
-        return self._most if rows > _SMALL else min(self._most, max(_LEAST_SECONDS, _TIMES * self._usual))
+        return self._most if rows > _SMALL else min(self._most, max(_LEAST * self._most, _TIMES * self._usual))
 
     def learn(self, reports: Iterable[Report]) -> None:
         """From a round, or from catch-up: what was delivered to the end."""

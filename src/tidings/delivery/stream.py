@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 from psycopg import Connection
@@ -21,6 +22,7 @@ from tidings.delivery.ownership import Owner
 from tidings.delivery.patience import Patience
 from tidings.delivery.pipeline import Pipeline, Round
 from tidings.delivery.reports import Report
+from tidings.delivery.sending import Care
 from tidings.errors import ForeignPosition, OperatorError, Superseded
 from tidings.events.positions import Position
 from tidings.settings import Settings
@@ -176,8 +178,8 @@ class Stream:
         before = min(report.cursor for report in failed.values() if report.cursor is not None)
         record = Position(before.window, before.seq + 1)
         seconds = settings.publish_timeout_seconds
-        terms = Terms(seconds, seconds, everyone_from=before, skipped=frozenset(own), care=dict.fromkeys(failed, "probe"))
-        todo = Round(tuple(reader.slices(connection, before, record)), standing.moment, terms)
+        pieces = tuple(reader.slices(connection, before, record))
+        again: list[Report] = []
         attempts = 0
         while failed:
             attempts += 1
@@ -193,8 +195,14 @@ class Stream:
                 self._figures.alerted()
             if self._stop.wait(wait) or self._over.is_set():
                 raise Superseded(f"Stopped while waiting at {record}.")
+            # A rule that was deleted meanwhile, or a lane that somebody has paused, is not waited for any longer.
+            standing = lanes.standing(connection)
+            pipeline.learn(standing.moment, connection)
+            own |= {lane.id for lane in standing.lanes}
+            care: dict[int, Care] = dict.fromkeys(failed, "probe")
             tries = dict.fromkeys(failed, attempts)
-            again = pipeline.run(replace(todo, terms=replace(terms, tries=tries)), rows=0)
+            terms = Terms(seconds, seconds, everyone_from=before, skipped=frozenset(own), care=care, tries=tries)
+            again = pipeline.run(Round(pieces, standing.moment, terms), rows=0)
             failed = {report.lane: report for report in again if report.cursor is not None}
         kept = [replace(r, dead=tuple(d for d in r.dead if (d["win"], d["seq"]) <= record)) for r in reports]
         passed = [r if r.lane in own else replace(r, cursor=None) for r in kept]
@@ -240,9 +248,14 @@ class Stream:
         if not due:
             return False
         pipeline.learn(standing.moment, connection)
-        reports, alerted = catchup.catch_up(
-            connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns
-        )
+        try:
+            reports, alerted = catchup.catch_up(
+                connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns
+            )
+        except ForeignPosition:
+            if not lanes.stop_lost(connection, owner.epoch):
+                raise
+            return True
         self._patience.learn(reports)
         self._figures.add(reports)
         for _ in range(alerted):
@@ -252,19 +265,30 @@ class Stream:
         return True
 
     def _upkeep(self, connection: Connection, _pipeline: Pipeline, owner: Owner) -> bool:
-        try:
-            if self._settings.delivery.archive:
-                archive.archive_expired(connection, self._spark, self._settings, owner.epoch)
-            keep_up(connection, self._settings.changestream)
-            for lane in lanes.close_unused(connection, owner.epoch):
-                log.info("lane %s: no rule leads to it any more; closed", lane, extra={"lane": lane})
-            dead_letters.forget(connection, self._settings.delivery.dead_letter_days)
-        except psycopg.Error as error:
-            if connection.closed:
+        settings = self._settings
+        chores: dict[str, Callable[[], object]] = {
+            "partitions": partial(keep_up, connection, settings.changestream),
+            "lanes": partial(_close_unused, connection, owner.epoch),
+            "dead letters": partial(dead_letters.forget, connection, settings.delivery.dead_letter_days),
+        }
+        if settings.delivery.archive:  # before what it keeps is dropped
+            chores = {"archive": partial(archive.archive_expired, connection, self._spark, settings, owner.epoch)} | chores
+        for name, chore in chores.items():
+            try:
+                chore()
+            except Superseded:
                 raise
-            # delivery does not depend on it: say so, and try again later
-            log.error("upkeep of the change stream failed: %s", _first_line(error))
+            except Exception as error:
+                if connection.closed:
+                    raise
+                # delivery does not depend on it: say so, go on with the next, and try again later
+                log.error("upkeep of the change stream (%s) failed: %s", name, _first_line(error))
         return False
+
+
+def _close_unused(connection: Connection, epoch: int) -> None:
+    for lane in lanes.close_unused(connection, epoch):
+        log.info("lane %s: no rule leads to it any more; closed", lane, extra={"lane": lane})
 
 
 def _tell(report: Report) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tidings.delivery.catchup import Turns, due, next_step, retry_after
+from tidings.delivery.catchup import Turns, apart, due, next_step, retry_after
 from tidings.delivery.deliver import RESULT
 from tidings.delivery.lanes import Lane, Standing, Step
 from tidings.delivery.lookup import Moment
@@ -140,3 +143,14 @@ def test_a_lane_that_does_not_get_through_gets_smaller_chunks_and_larger_ones_ag
     assert sizes == [8000, 4000, 2000, 1000, 500, 500, 1000, 2000, 4000, 8000, 8000]
     turns.ended(lane(), 3, late=True)
     assert turns.size(lane(), 8000) == 3, "a rate that asks for less than a small chunk is kept"
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=8))
+def test_ranges_that_overlap_are_read_once(given_ranges: list[tuple[int, int]]) -> None:
+    ranges = [(Position(1, start), Position(1, start + length)) for start, length in given_ranges]
+    found = apart(ranges)
+    assert found == sorted(found)
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+    points = [Position(1, seq) for seq in range(50)]
+    for point in points:
+        assert any(start < point <= end for start, end in ranges) == any(start < point <= end for start, end in found)
