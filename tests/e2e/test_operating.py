@@ -205,6 +205,7 @@ def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sen
     run(stack, "lanes", "pause", str(lane))
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
         old = written_long_ago(database, bucket)
+        until(lambda: lane_of(stack, bucket)["owed"] == OLD, 60, "they are in windows of their own")
         put(stack, bucket, "after")
         until(lambda: lane_of(stack, bucket)["owed"] == OLD + 1, 60, "the stream has passed them")
         assert partitions_of_long_ago(database)
