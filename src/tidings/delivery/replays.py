@@ -33,8 +33,9 @@ order by l.id
 
 _OPEN = """
 with lane as (
-    insert into lanes (project, destination, peer, side, state, win, seq)
-    select project, destination, peer, %(side)s, 'behind', %(win)s, %(seq)s from lanes where id = %(of_lane)s returning id
+    insert into lanes (project, destination, peer, side, state, win, seq, began_win, began_seq)
+    select project, destination, peer, %(side)s, 'behind', %(win)s, %(seq)s, %(win)s, %(seq)s from lanes
+    where id = %(of_lane)s returning id
 )
 insert into replays (lane, of_lane, rule, sources, prefix, until_win, until_seq, rate, wanted)
 select id, %(of_lane)s, %(rule)s, %(sources)s, %(prefix)s, %(until_win)s, %(until_seq)s, %(rate)s, %(wanted)s from lane
