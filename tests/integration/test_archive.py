@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -39,12 +44,12 @@ def passed(database: psycopg.Connection, writer: writers.Writer) -> psycopg.Conn
     return database
 
 
-def archived(database: psycopg.Connection, n: int) -> int:
+def archived(database: psycopg.Connection, n: int, place: str = "/nowhere") -> int:
     """A range of lane 1, as `archive_expired` notes it."""
     row = database.execute(
         "insert into lane_log (lane, what, from_win, from_seq, to_win, to_seq, n, place, state)"
-        " values (1, 'archived', 0, 0, 1, 3, %s, '/nowhere', 'kept') returning id",
-        [n],
+        " values (1, 'archived', 0, 0, 1, 3, %s, %s, 'kept') returning id",
+        [n, place],
     ).fetchone()
     assert row is not None
     return int(row[0])
@@ -100,3 +105,31 @@ def test_what_a_replay_still_needs_is_not_archived_but_stays_in_the_log(
     assert passed.execute("select win, seq from lanes where side > 0").fetchall() == before
     assert passed.execute("select count(*) from changes").fetchone() == (3,)
     assert archive.listed(passed, ended=True) == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_range_that_is_discarded_leaves_no_files_and_cannot_be_sent(
+    passed: psycopg.Connection, tmp_path: Path, scheme: str
+) -> None:
+    folder, other = tmp_path / "an archive%20" / "lane-1" / "first", tmp_path / "an archive%20" / "lane-1" / "second"
+    for each in (folder, other):
+        each.mkdir(parents=True)
+        (each / "part-0.parquet").write_bytes(b"x")
+    range_ = archived(passed, 3, f"{scheme}{folder}")
+    assert archive.discard(passed, range_) is None
+    assert (folder.exists(), other.exists()) == (False, True)
+    with pytest.raises(OperatorError, match=f"Range {range_} was discarded"):
+        archive.send(passed, NO_SPARK, SETTINGS, range_)
+
+
+@pytest.mark.parametrize("place", ["s3a://bucket/archive/lane-1/x", "hdfs:/archive/lane-1/x", "/nowhere/lane-1/x"])
+def test_the_place_of_files_that_are_not_on_this_machine_is_told(
+    passed: psycopg.Connection, database_url: str, place: str
+) -> None:
+    range_ = archived(passed, 3, place)
+    environment = {**os.environ, "TIDINGS_DATABASE__URL": database_url}
+    command = [sys.executable, "-m", "tidings", "dead-letters", "discard", "--range", str(range_), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"discarded": 1, "files_left": place}
+    [ended] = archive.listed(passed, ended=True)
+    assert ended["state"] == "discarded"

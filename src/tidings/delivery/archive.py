@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from psycopg import Connection, sql
@@ -166,3 +168,27 @@ def find(connection: Connection, id_: int) -> dict[str, Any]:
 def end(connection: Connection, id_: int, state: str) -> None:
     find(connection, id_)
     connection.execute("update lane_log set state = %s where id = %s and what = 'archived'", [state, id_])
+
+
+def discard(connection: Connection, id_: int) -> str | None:
+    """Give a range up, with its files. Returns their place if that is not a folder of this machine: then they are still there.
+
+    No Spark is started for it: that would take longer than telling who has the keys of the place.
+    """
+    place = str(find(connection, id_)["place"])
+    end(connection, id_, "discarded")
+    folder = _folder(place)
+    if folder is None or not folder.is_dir():
+        return place
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise OperatorError(f"Range {id_} is kept, for its files cannot be removed: {error}.") from None
+    return None
+
+
+def _folder(place: str) -> Path | None:
+    """As Hadoop reads it: what follows `file:` is the path as it is, nothing in it stands for something else."""
+    if place.startswith("file:"):
+        return Path("/" + place.removeprefix("file:").lstrip("/"))
+    return None if ":" in place.partition("/")[0] else Path(place)

@@ -70,7 +70,7 @@ where r.of_lane = %(lane)s and %(source)s = any(r.sources) and starts_with(%(key
 order by l.side
 """
 
-_RANGES = {"kept": "it can still be sent", "sent": "and sent from there", "discarded": "and given up"}
+_RANGES = {"kept": "it can still be sent", "sent": "and sent from there", "discarded": "it cannot be sent any more"}
 
 
 @dataclass(frozen=True, slots=True)
