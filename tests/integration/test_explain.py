@@ -57,9 +57,7 @@ def test_who_subscribed_after_a_change_is_not_said_to_have_got_it(stream: psycop
 
     async def put_rule() -> None:
         async with await psycopg.AsyncConnection.connect(writer.url, autocommit=True) as connection:
-            await table.replace(
-                connection, writer.project, writer.bucket, [Rule("fan", arn.parse(topic), writers.EVERYTHING)]
-            )
+            await table.replace(connection, writer.project, writer.bucket, [Rule("fan", arn.parse(topic), writers.EVERYTHING)])
 
     writer.run(put_rule())
     writer.put("early")

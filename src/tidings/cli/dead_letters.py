@@ -131,9 +131,7 @@ def discard(
         say(as_json, {"discarded": 1, "files_left": left}, f"range {archived} discarded; {files}")
         return
     with database() as connection:
-        number = dead_letters.end(
-            connection, [letter["id"] for letter in _chosen(connection, ids, lane, all_)], "discarded"
-        )
+        number = dead_letters.end(connection, [letter["id"] for letter in _chosen(connection, ids, lane, all_)], "discarded")
     say(as_json, {"discarded": number}, f"{number} discarded")
 
 

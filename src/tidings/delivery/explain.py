@@ -62,7 +62,8 @@ order by id
 # Replays that have ended and have sent this change to this lane's destination again.
 _REPLAYED = """
 select distinct l.side from lane_log g join replays r on r.lane = g.lane join lanes l on l.id = g.lane
-where r.of_lane = %(lane)s and %(source)s = any(r.sources) and starts_with(%(key)s, coalesce(r.prefix, '')) and g.what = 'replayed'
+where g.what = 'replayed' and r.of_lane = %(lane)s and %(source)s = any(r.sources)
+  and starts_with(%(key)s, coalesce(r.prefix, ''))
   and (g.from_win, g.from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (g.to_win, g.to_seq)
   and not exists (select from dead_letters d where d.lane = g.lane and d.message = %(message)s and d.state <> 'sent')
   and not exists (select from lane_log k where k.lane = g.lane and k.what = 'skipped'

@@ -19,7 +19,6 @@ from tidings.delivery.reports import Report
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
-
 # Of the replay's own lane: what it repeats, and for which rule, is in `replays`.
 _REPLAYED = """
 insert into lane_log (lane, what, from_win, from_seq, to_win, to_seq, n)
