@@ -112,12 +112,17 @@ def _with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> 
 def redrive_archive(settings: Settings, range_: int, progress: Progress | None) -> int:
     """Send an archived range again, with a Spark of its own; returns how many messages were taken."""
     with connect(settings) as connection:
-        archive.find(connection, range_)
+        found = archive.sendable(connection, range_)
         report = _with_small_spark(settings, lambda spark: _told(spark, progress, connection, settings, range_))
         connection.commit()
     if report.cursor is not None:
         raise OperatorError(
             f"{report.sent} messages were sent, then: {report.error or 'no answer'}. Try again: ids stay the same."
+        )
+    if left := archive.unwanted(found, report):
+        raise OperatorError(
+            f"{report.sent} messages were sent, {len(report.dead)} are dead letters; {left} of {found['n']} changes are wanted "
+            f"by no rule as it is now. The range is kept: `tidings dead-letters discard --range {range_}` gives it up."
         )
     return report.sent
 

@@ -27,6 +27,11 @@ _RUN = "        reports = pipeline.run(Round(tuple(pieces), standing.moment, ter
 _MOVE = (
     "        lanes.end_round(connection, epoch, start, end, ready, reports, catchup.retry_after(self._settings.delivery, 1))\n"
 )
+# A batch is known by where it begins, as by a number: one that was begun and not ended has the same after a restart.
+_RUN_ONCE = """        connection.execute("create table if not exists batches (win bigint, seq bigint, primary key (win, seq))")
+        note = "insert into batches values (%s, %s) on conflict do nothing"
+        new = not rows or connection.execute(note, start).rowcount
+""" + _RUN.replace(", rows)\n", ", rows) if new else []\n")
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,12 @@ MISTAKES = {
     "changes after the last number instead of windows": Mistake(
         "changestream/windows.py",
         (("    return f\"(xid >= '{previous.xmax}'::xid8{late})\"\n", '    return f"(seq > {previous.hi}{late[:0]})"\n'),),
+        KILL,
+        "lost",
+    ),
+    "duplicates are known by their batch only": Mistake(
+        "delivery/stream.py",
+        ((_RUN, _RUN_ONCE),),
         KILL,
         "lost",
     ),

@@ -140,6 +140,11 @@ def test_a_closed_lane_is_opened_again_by_the_next_rule_and_is_new_to_rounds(
     assert found(database, before) == []
     assert [row["lane"] for row in found(database)] == [was]
     assert database.execute("select state, win from lanes where id = %s", [was]).fetchone() == ("live", None)
+    began = "select began_win, began_seq from lanes where id = %s"
+    assert database.execute(began, [was]).fetchone() == (3, 30), "what it was not sent while it was closed is not its affair"
+    database.execute("update stream set win = 4")
+    put_rules(writer, writers.TOPIC.arn)
+    assert database.execute(began, [was]).fetchone() == (3, 30)
     assert lanes.close_unused(database, EPOCH) == []
 
 

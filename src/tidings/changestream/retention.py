@@ -45,6 +45,14 @@ def keep_up(connection: Connection, settings: ChangestreamSettings, now: datetim
         connection.execute("select pg_advisory_unlock(%s)", [_LOCK])
 
 
+def hold(connection: Connection) -> None:
+    """Until the end of this transaction nothing is dropped or forgotten; waits for who is at it.
+
+    For a new cursor at an old place: what is committed before the next upkeep begins is seen by it.
+    """
+    connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
+
+
 def make_ahead(connection: Connection, settings: ChangestreamSettings, now: datetime) -> list[str]:
     """Make the partitions that are missing from now on. What has no partition goes to the default one: nothing is refused."""
     width = timedelta(hours=settings.partition_hours)

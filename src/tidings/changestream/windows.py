@@ -126,6 +126,15 @@ def _from(connection: Connection, start: Position, count: int = 1000) -> list[Wi
     raise ForeignPosition(f"The window before position {start} is gone: the retention has passed it.")
 
 
+def readable(connection: Connection, start: Position) -> bool:
+    """Whether reading can begin here: the retention has not passed it."""
+    try:
+        _from(connection, start, count=0)
+    except ForeignPosition:
+        return False
+    return True
+
+
 def _take(connection: Connection, previous: Window, window: Window, after: int, count: int) -> tuple[int, int]:
     """How many of the next `count` changes after seq `after` the window has, and the seq of the last of them."""
     row = connection.execute(

@@ -124,14 +124,14 @@ def discard(
     """Give dead letters up. They stay in the list of those that ended until their retention is over."""
     from tidings.delivery import archive, dead_letters
 
+    if archived is not None:
+        with database() as connection:
+            left = archive.discard(connection, archived)
+        files = f"its files are not on this machine, remove them: {left}" if left else "its files are removed"
+        say(as_json, {"discarded": 1, "files_left": left}, f"range {archived} discarded; {files}")
+        return
     with database() as connection:
-        if archived is not None:
-            archive.end(connection, archived, "discarded")
-            number = 1
-        else:
-            number = dead_letters.end(
-                connection, [letter["id"] for letter in _chosen(connection, ids, lane, all_)], "discarded"
-            )
+        number = dead_letters.end(connection, [letter["id"] for letter in _chosen(connection, ids, lane, all_)], "discarded")
     say(as_json, {"discarded": number}, f"{number} discarded")
 
 

@@ -1,14 +1,16 @@
 """Changes that a lane still needs when their retention is over: written to Parquet by Spark before their partition is dropped.
 
 A range is listed with the dead letters, and can still be sent: its changes are read from the files, and go through the same
-pipeline as those in the database.
+pipeline as those in the database. Replays are left out: what they still need stays in the log until they have ended.
 """
 
 from __future__ import annotations
 
 import logging
 import posixpath
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from psycopg import Connection, sql
@@ -58,7 +60,10 @@ select id, 'archived', %(from_win)s, %(from_seq)s, %(to_win)s, %(to_seq)s, %(n)s
 def archive_expired(
     connection: Connection, spark: SparkSession, settings: Settings, epoch: int, now: datetime | None = None
 ) -> list[int]:
-    """Write what lanes still need of partitions whose time is over, and let the lanes go on after it; returns the lanes."""
+    """Write what lanes still need of partitions whose time is over, and let the lanes go on after it; returns the lanes.
+
+    Not what a replay needs: moved past its end it would be over, and a range of it could not be sent, for no route is left.
+    """
     now, folder = now or datetime.now(UTC), settings.delivery.archive
     done = []
     for partition, upto in retention.expired(connection, settings.changestream, now):
@@ -67,7 +72,7 @@ def archive_expired(
         end = min(Position(*row) if row else windows.last(connection).end, _stream(connection))
         standing = lanes.standing(connection)
         for lane in standing.in_state("behind") + standing.in_state("paused"):
-            if lane.cursor < end and _archive(connection, spark, folder, epoch, lane, end, now):
+            if lane.replay is None and lane.cursor < end and _archive(connection, spark, folder, epoch, lane, end, now):
                 done.append(lane.id)
     return done
 
@@ -81,8 +86,7 @@ def _stream(connection: Connection) -> Position:
 def _archive(
     connection: Connection, spark: SparkSession, folder: str, epoch: int, lane: lanes.Lane, end: Position, now: datetime
 ) -> bool:
-    rules = lane.replay.sources if lane.replay else lanes.rules_of(connection, [lane.id])
-    pieces = reader.slices(connection, lane.cursor, end, rules)
+    pieces = reader.slices(connection, lane.cursor, end, lanes.rules_of(connection, [lane.id]))
     place = posixpath.join(folder, f"lane-{lane.id}", f"{now:%Y%m%dT%H%M%S}-{lane.cursor.window}-{lane.cursor.seq}")
     pipeline.plain_changes(spark, pieces).write.mode("overwrite").parquet(place)
     count = spark.read.schema(CHANGE).parquet(place).count()
@@ -107,7 +111,7 @@ def _archive(
 
 def send(connection: Connection, spark: SparkSession, settings: Settings, id_: int) -> Report:
     """Send everything in a range again, over its lane's destination; what was done. It is `sent` only if all of it was."""
-    found = find(connection, id_)
+    found = sendable(connection, id_)
     start = Position(*map(int, found["from"].split("/")))
     seconds = settings.delivery.publish_timeout_seconds
     terms = Terms(_LONG_SECONDS, seconds, starts={found["lane"]: start}, replays=frozenset({found["lane"]}))
@@ -116,10 +120,31 @@ def send(connection: Connection, spark: SparkSession, settings: Settings, id_: i
     formats = lookup.formats_in_use(connection, settings)
     reports = pipeline.send_changes(spark, settings, changes, formats, todo)
     report = next((each for each in reports if each.lane == found["lane"]), Report(found["lane"], 0))
-    dead_letters.bury(connection, report.lane, report.dead)
-    if report.cursor is None:
-        end(connection, id_, "sent")
+    note(connection, found, report)
     return report
+
+
+def sendable(connection: Connection, id_: int) -> dict[str, Any]:
+    """A range that there is a way for."""
+    found = find(connection, id_)
+    if not lanes.rules_of(connection, [found["lane"]]):
+        raise OperatorError(
+            f"No rule leads to lane {found['lane']} ({found['destination']}) any more: nothing of range {id_} can be sent. "
+            f"Set a rule to that destination again, or give the range up: `tidings dead-letters discard --range {id_}`."
+        )
+    return found
+
+
+def note(connection: Connection, range_: dict[str, Any], report: Report) -> None:
+    """Keep what died. The range is `sent` if nothing was left, neither by its destination nor by rules that have changed."""
+    dead_letters.bury(connection, report.lane, report.dead)
+    if report.cursor is None and not unwanted(range_, report):
+        end(connection, range_["id"], "sent")
+
+
+def unwanted(range_: dict[str, Any], report: Report) -> int:
+    """How many of a range's changes made no message, at least: a change that two rules of a lane want makes two."""
+    return max(0, int(range_["n"]) - report.sent - len(report.dead))
 
 
 def listed(connection: Connection, lane: int | None = None, ended: bool = False) -> list[dict[str, Any]]:
@@ -143,3 +168,27 @@ def find(connection: Connection, id_: int) -> dict[str, Any]:
 def end(connection: Connection, id_: int, state: str) -> None:
     find(connection, id_)
     connection.execute("update lane_log set state = %s where id = %s and what = 'archived'", [state, id_])
+
+
+def discard(connection: Connection, id_: int) -> str | None:
+    """Give a range up, with its files. Returns their place if that is not a folder of this machine: then they are still there.
+
+    No Spark is started for it: that would take longer than telling who has the keys of the place.
+    """
+    place = str(find(connection, id_)["place"])
+    end(connection, id_, "discarded")
+    folder = _folder(place)
+    if folder is None or not folder.is_dir():
+        return place
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise OperatorError(f"Range {id_} is kept, for its files cannot be removed: {error}.") from None
+    return None
+
+
+def _folder(place: str) -> Path | None:
+    """As Hadoop reads it: what follows `file:` is the path as it is, nothing in it stands for something else."""
+    if place.startswith("file:"):
+        return Path("/" + place.removeprefix("file:").lstrip("/"))
+    return None if ":" in place.partition("/")[0] else Path(place)

@@ -1,7 +1,8 @@
 """Why an event came, or did not: from an object's changes to rules, to lanes, to what became of the messages.
 
-It needs no ledger of messages: a lane has had a change if its position is at or before the lane's cursor and it is not among
-the exceptions (dead letters, and `lane_log`: skipped, archived, closed, replayed).
+It needs no ledger of messages: a lane has had a change if its position is after the lane's beginning, at or before its cursor,
+and not among the exceptions (dead letters, and `lane_log`: skipped, archived, closed). A replay that has ended is in `lane_log`
+too (replayed): it is told with the lane that it repeated.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tidings.errors import OperatorError
 from tidings.events.changes import UNREAD
 from tidings.events.keys import form_encoded
 from tidings.events.names import wanted_by
-from tidings.events.positions import Position
+from tidings.events.positions import START, Position
 from tidings.rules.match import matches
 
 MOST_CHANGES = 20
 
 # No index leads to a key: writers would pay for it with every change (docs/operating.md). A million changes take a second.
 _CHANGES = """
-select c.seq, c.id, c.at, c.event, c.version_id, c.config, c.rules, c.bucket_id,
+select c.seq, c.id, c.at, c.key, c.event, c.version_id, c.config, c.rules, c.bucket_id,
        (select min(w.id) from windows w where pg_visible_in_snapshot(c.xid, w.snapshot)) as window
 from changes c join projects p on p.public_id = c.project
 where %(project)s in (p.name, p.public_id) and c.bucket = %(bucket)s and c.key = %(key)s
@@ -46,8 +47,8 @@ order by v.rule, v.config
 
 _LANES = """
 select r.source, l.id, l.destination, l.state, l.side, coalesce(l.win, s.win) as win, coalesce(l.seq, s.seq) as seq, l.attempts,
-       l.next_try, l.error
-from routes r join lanes l on l.id = r.lane, stream s
+       l.next_try, l.error, l.began_win, l.began_seq, p.until_win, p.until_seq, coalesce(p.prefix, '') as prefix
+from routes r join lanes l on l.id = r.lane left join replays p on p.lane = l.id, stream s
 where s.name = 'main' and r.source = any(%(rules)s)
 order by l.id
 """
@@ -57,6 +58,20 @@ select what, from_win, from_seq, to_win, to_seq, state, note, at, id from lane_l
 where lane = %(lane)s and (from_win, from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (to_win, to_seq)
 order by id
 """
+
+# Replays that have ended and have sent this change to this lane's destination again.
+_REPLAYED = """
+select distinct l.side from lane_log g join replays r on r.lane = g.lane join lanes l on l.id = g.lane
+where g.what = 'replayed' and r.of_lane = %(lane)s and %(source)s = any(r.sources)
+  and starts_with(%(key)s, coalesce(r.prefix, ''))
+  and (g.from_win, g.from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (g.to_win, g.to_seq)
+  and not exists (select from dead_letters d where d.lane = g.lane and d.message = %(message)s and d.state <> 'sent')
+  and not exists (select from lane_log k where k.lane = g.lane and k.what = 'skipped'
+                  and (k.from_win, k.from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (k.to_win, k.to_seq))
+order by l.side
+"""
+
+_RANGES = {"kept": "it can still be sent", "sent": "and sent from there", "discarded": "it cannot be sent any more"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +177,19 @@ def _rule(
 
 def lanes_of(connection: Connection, rule: int, change: dict[str, Any], position: Position | None) -> list[dict[str, Any]]:
     """The lanes that a rule leads to, each with what became of the change's message there."""
-    return [_lane(connection, lane, change, position) for lane in dicts(connection, _LANES, {"rules": [rule]})]
+    found = dicts(connection, _LANES, {"rules": [rule]})
+    return [_lane(connection, lane, change, position) for lane in found if not lane["side"] or _repeats(lane, change, position)]
+
+
+def _repeats(lane: dict[str, Any], change: dict[str, Any], position: Position | None) -> bool:
+    """Whether a change is among what a replay sends again."""
+    if position is None or not change["key"].startswith(lane["prefix"]):
+        return False
+    return (_began(lane) or START) < position <= Position(lane["until_win"], lane["until_seq"])
+
+
+def _began(lane: dict[str, Any]) -> Position | None:
+    return None if lane["began_win"] is None else Position(lane["began_win"], lane["began_seq"])
 
 
 def _why_not(change: dict[str, Any], rule: dict[str, Any], key: str, literal: bool) -> str:
@@ -191,7 +218,27 @@ def _lane(connection: Connection, lane: dict[str, Any], change: dict[str, Any], 
         "replay": lane["side"] or None,
         "message": f"{change['id']}.{lane['source']}",
     }
-    return told | _fate(connection, lane, cursor, position, told["message"])
+    told |= _fate(connection, lane, cursor, position, told["message"])
+    told["replays"] = _replayed(connection, lane, change, position, told["message"])
+    if told["replays"]:
+        told["words"] += f"; sent again by replay {', '.join(map(str, told['replays']))}"
+    return told
+
+
+def _replayed(
+    connection: Connection, lane: dict[str, Any], change: dict[str, Any], position: Position | None, message: str
+) -> list[int]:
+    if position is None:
+        return []
+    values = {
+        "lane": lane["id"],
+        "source": lane["source"],
+        "key": change["key"],
+        "win": position.window,
+        "seq": position.seq,
+        "message": message,
+    }
+    return [row["side"] for row in dicts(connection, _REPLAYED, values)]
 
 
 def _fate(
@@ -220,9 +267,13 @@ def _fate(
                 "words": f"the lane was told to skip it{': ' if each['note'] else ''}{each['note'] or ''}",
             }
         if each["what"] == "archived":
-            return {"fate": "archived", "words": f"archived as range {each['id']} ({each['state']}): it can still be sent"}
+            became = _RANGES.get(each["state"], each["state"])
+            return {"fate": "archived", "words": f"archived as range {each['id']} ({each['state']}): {became}"}
         if each["what"] == "closed":
             return {"fate": "discarded", "words": "its lane was closed before it was sent"}
+    began = _began(lane)
+    if began is not None and position <= began:
+        return {"fate": "before its time", "words": "the subscription was made after the change"}
     if position <= cursor:
         return {"fate": "delivered", "words": f"delivered, in the round that passed {position}"}
     if lane["state"] == "paused":

@@ -22,6 +22,13 @@ from tidings.events.positions import Position
 
 log = logging.getLogger(__name__)
 
+# Of the replay's own lane: what it repeats, and for which rule, is in `replays`.
+_REPLAYED = """
+insert into lane_log (lane, what, from_win, from_seq, to_win, to_seq, n)
+select l.id, 'replayed', l.began_win, l.began_seq, r.until_win, r.until_seq, r.sent
+from lanes l join replays r on r.lane = l.id where l.id = %s and l.began_win is not null
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -231,6 +238,7 @@ def _count_replay(connection: Connection, lane: Lane, step: Step, report: Report
     )
     if over:
         connection.execute("update lanes set state = 'closed', since = now() where id = %s", [lane.id])
+        connection.execute(_REPLAYED, [lane.id])
 
 
 def close_unused(connection: Connection, epoch: int) -> list[int]:

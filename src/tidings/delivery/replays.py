@@ -8,7 +8,7 @@ from typing import Any
 from psycopg import Connection
 from psycopg.rows import dict_row
 
-from tidings.changestream import positions, windows
+from tidings.changestream import positions, retention, windows
 from tidings.errors import OperatorError
 from tidings.events.changes import UNREAD
 from tidings.events.positions import Position
@@ -33,8 +33,9 @@ order by l.id
 
 _OPEN = """
 with lane as (
-    insert into lanes (project, destination, peer, side, state, win, seq)
-    select project, destination, peer, %(side)s, 'behind', %(win)s, %(seq)s from lanes where id = %(of_lane)s returning id
+    insert into lanes (project, destination, peer, side, state, win, seq, began_win, began_seq)
+    select project, destination, peer, %(side)s, 'behind', %(win)s, %(seq)s, %(win)s, %(seq)s from lanes
+    where id = %(of_lane)s returning id
 )
 insert into replays (lane, of_lane, rule, sources, prefix, until_win, until_seq, rate, wanted)
 select id, %(of_lane)s, %(rule)s, %(sources)s, %(prefix)s, %(until_win)s, %(until_seq)s, %(rate)s, %(wanted)s from lane
@@ -90,8 +91,18 @@ def plan(connection: Connection, rule: Rule, start: str | None, end: str | None,
 
 
 def begin(connection: Connection, rule: Rule, parts: list[Part], prefix: str, rate: float | None) -> int:
-    """Open the lanes; the stream serves them. Returns the replay's number."""
+    """Open the lanes; the stream serves them. Returns the replay's number.
+
+    Counting took its time, and the retention may have passed the beginning since: a lane there could not be read.
+    """
     with connection.transaction():
+        retention.hold(connection)
+        for part in parts:
+            if part.wanted and not windows.readable(connection, part.start):
+                raise OperatorError(
+                    f"The changes after position {part.start} are not kept any more, or it is no position: nothing was begun. "
+                    "Try again, without --from or with a later one: what is still kept is counted anew."
+                )
         row = connection.execute("select nextval('replay_numbers')").fetchone()
         assert row is not None
         for part in parts:

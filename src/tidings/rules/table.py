@@ -79,6 +79,8 @@ on conflict (project, destination, side) do update
         win = case l.state when 'closed' then null else l.win end,
         seq = case l.state when 'closed' then null else l.seq end,
         xid = case l.state when 'closed' then excluded.xid else l.xid end,
+        began_win = case l.state when 'closed' then (select s.win from stream s where s.name = 'main') else l.began_win end,
+        began_seq = case l.state when 'closed' then (select s.seq from stream s where s.name = 'main') else l.began_seq end,
         since = case l.state when 'closed' then now() else l.since end
 """
 

@@ -64,10 +64,11 @@ update subscriptions set token = %(token)s, token_until = now() + make_interval(
 where arn = %(arn)s"""
 
 NEW_LANE: LiteralString = """
-insert into lanes (project, destination, peer, state, win, seq)
-select %(owner)s, %(arn)s, %(endpoint)s, 'behind', s.win, s.seq from stream s where s.name = 'main' returning id"""
-"""It begins where the stream is: what happened before is not for this subscriber. Its peer is the endpoint, so that
-several subscriptions of one that is dead share a probe."""
+insert into lanes (project, destination, peer, state, win, seq, began_win, began_seq)
+select %(owner)s, %(arn)s, %(endpoint)s, 'behind', s.win, s.seq, s.win, s.seq from stream s where s.name = 'main'
+returning id"""
+"""It begins where the stream is, and that is kept: what happened before is not for this subscriber. Its peer is the endpoint,
+so that several subscriptions of one that is dead share a probe."""
 
 FIND_BY_TOKEN: LiteralString = """
 select s.arn, s.lane is not null, t.project, s.endpoint from subscriptions s join topics t on t.arn = s.topic
