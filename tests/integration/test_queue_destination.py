@@ -226,6 +226,27 @@ def test_a_project_may_send_to_its_own_queues_to_granted_ones_and_to_accounts_th
     assert refusal(other, ELSEWHERE) is None
     assert ACCOUNT in (refusal(project, ELSEWHERE) or "")
     assert refusal(other, ELSEWHERE.replace(ACCOUNT, "210987654321")) is not None
+    assert "not a region of AWS" in (refusal(other, ELSEWHERE.replace("us-east-1", "s3-us-west-2")) or "")
+
+
+@pytest.mark.parametrize("service", ["sqs", "sns"])
+@pytest.mark.parametrize("region", ["s3-us-west-2", "mars", "us-east-1-", "cn-north-2"])
+def test_no_region_of_an_arn_makes_up_a_host_of_its_own(service: str, region: str) -> None:
+    account = {"access_key_id": "key", "secret": "secret", "projects": "*"}
+    settings = Settings(external={"accounts": {ACCOUNT: account}})
+    (outcome,) = sent(f"arn:aws:{service}:{region}:{ACCOUNT}:q", settings, message())
+    assert outcome.verdict is Verdict.WAIT
+    assert f"{region!r} is not a region of AWS" in outcome.reason
+
+
+def test_the_operator_s_endpoint_and_region_stand_above_the_region_of_an_arn() -> None:
+    known = external.Account(access_key_id="key", secret="s")
+    assert known.url("sqs", "eu-west-1") == "https://sqs.eu-west-1.amazonaws.com"
+    assert known.url("sns", "cn-north-1") == "https://sns.cn-north-1.amazonaws.com.cn"
+    newer = external.Account(access_key_id="key", secret="s", region="mars-1")
+    assert newer.url("sqs", "s3-us-west-2") == "https://sqs.mars-1.amazonaws.com"
+    own = external.Account(access_key_id="key", secret="s", endpoint="https://queues.example")
+    assert own.url("sqs", "s3-us-west-2") == "https://queues.example"
 
 
 def test_accounts_are_twelve_digits_and_their_secrets_are_not_shown() -> None:

@@ -37,17 +37,16 @@ def connect(arn: str, settings: Settings) -> Destination:
     queue = _parsed(arn)
     if not queue.account.isdigit():
         return OwnQueue(queue, settings)
-    account = settings.external.accounts.get(queue.account)
-    if account is None:
-        return Unreachable(f"the operator of this service has not named the account {queue.account}")
-    return ExternalQueue(queue, external.client("sqs", account, queue.region, settings.delivery.publish_timeout_seconds))
+    seconds = settings.delivery.publish_timeout_seconds
+    client = settings.external.client("sqs", queue.account, queue.region, seconds)
+    return Unreachable(client) if isinstance(client, str) else ExternalQueue(queue, client)
 
 
 async def refusal(connection: AsyncConnection[Any], project: str, arn: str, settings: Settings) -> str | None:
     """Why a project may not send to a queue, if it may not. The same words for a queue that is not there."""
     queue = _parsed(arn)
     if queue.account.isdigit():
-        return settings.external.refusal(queue.account, project)
+        return settings.external.refusal(queue.account, queue.region, project)
     if queue.account == project:
         return None
     granted = await connection.execute(
@@ -174,7 +173,7 @@ class ExternalQueue:
 
 
 class Unreachable:
-    """A queue of an account that nobody can reach until the operator does something."""
+    """A queue elsewhere that nobody can reach until somebody acts."""
 
     max_batch = ahead = 1000
     max_bytes = MAX_MESSAGE
