@@ -170,12 +170,24 @@ def test_a_closed_lane_is_opened_again_by_the_next_rule_and_is_new_to_rounds(
 ) -> None:
     [was] = [row["lane"] for row in found(database)]
     put_rules(writer)
+    failing = (
+        "attempts = 5, slow = true, next_try = now() + interval '1 hour', error = 'down', state = 'behind', win = 1, seq = 1"
+    )
+    database.execute(f"update lanes set {failing} where id = %s".encode(), [was])
     assert lanes.close_unused(database, EPOCH) == [was]
+    database.execute("update lanes set error = 'left over' where id = %s", [was])
     before = lanes.standing(database).moment
     put_rules(writer, writers.TOPIC.arn)
     assert found(database, before) == []
     assert [row["lane"] for row in found(database)] == [was]
-    assert database.execute("select state, win from lanes where id = %s", [was]).fetchone() == ("live", None)
+    fresh = ("live", None, None, 0, False, None, None)
+    columns = "state, win, seq, attempts, slow, next_try, error"
+    now = database.execute(f"select {columns} from lanes where id = %s".encode(), [was]).fetchone()
+    assert now == fresh
+    database.execute(f"update lanes set {failing} where id = %s".encode(), [was])
+    put_rules(writer, writers.TOPIC.arn, "arn:tidings:log:::l")
+    kept = database.execute("select state, attempts, slow, error, next_try > now() from lanes where id = %s", [was]).fetchone()
+    assert kept == ("behind", 5, True, "down", True), "a lane that is open belongs to delivery"
     assert lanes.close_unused(database, EPOCH) == []
 
 
