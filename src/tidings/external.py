@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from tidings.events.messages import Outcome, Verdict
+from tidings.events.messages import SENT, Outcome, Verdict
 from tidings.events.regions import host_of
 
 THREADS = 10
@@ -176,7 +177,10 @@ def outcome_of(code: str, message: str, status: int, after: float | None = None)
 
 
 def outcome(error: Exception, timeout: float) -> Outcome:
-    """What became of all messages of a call that raised."""
+    """What became of all messages of a call that raised.
+
+    That rejects none of them: a parameter that is refused may be the call's own, as a topic of another region is.
+    """
     from botocore.exceptions import ClientError
 
     if isinstance(error, TimeoutError):
@@ -186,4 +190,27 @@ def outcome(error: Exception, timeout: float) -> Outcome:
     said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
     seconds = about.get("HTTPHeaders", {}).get("retry-after", "")
     after = float(seconds) if re.fullmatch(r"[0-9]{1,5}", seconds) else None
-    return outcome_of(said.get("Code", ""), said.get("Message", ""), about.get("HTTPStatusCode", 0), after)
+    found = outcome_of(said.get("Code", ""), said.get("Message", ""), about.get("HTTPStatusCode", 0), after)
+    return Outcome(Verdict.WAIT, found.reason) if found.verdict is Verdict.REJECTED else found
+
+
+def outcomes(answer: dict[str, Any], places: Collection[int]) -> dict[int, Outcome]:
+    """What became of each message of a call that was answered, by the number that is its Id.
+
+    Peers answer strangely: what an answer does not clearly speak of has not been confirmed.
+    """
+    found = dict.fromkeys(places, Outcome(Verdict.RETRY, "the answer did not say what became of the message"))
+    for place, _ in _entries(answer, "Successful", places):
+        found[place] = SENT
+    for place, each in _entries(answer, "Failed", places):
+        status = 400 if each.get("SenderFault") else 500
+        found[place] = outcome_of(str(each.get("Code", "")), str(each.get("Message", "")), status)
+    return found
+
+
+def _entries(answer: dict[str, Any], which: str, places: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    known = {str(place): place for place in places}
+    for each in answer.get(which) or ():
+        said = each.get("Id") if isinstance(each, dict) else None
+        if isinstance(said, str) and said in known:
+            yield known[said], each

@@ -140,8 +140,8 @@ WHOLE_CALL = [
     (400, "KmsAccessDenied", Verdict.WAIT),
     (403, "SomethingNew", Verdict.WAIT),
     (404, "SomethingNew", Verdict.WAIT),
-    (400, "InvalidMessageContents", Verdict.REJECTED),
-    (400, "InvalidParameterValue", Verdict.REJECTED),
+    (400, "InvalidMessageContents", Verdict.WAIT),
+    (400, "InvalidParameterValue", Verdict.WAIT),
     (400, "ThrottlingException", Verdict.RETRY),
     (400, "KmsThrottled", Verdict.RETRY),
     (403, "RequestThrottled", Verdict.RETRY),
@@ -183,6 +183,26 @@ def test_each_entry_elsewhere_has_its_own_outcome(peer: Elsewhere, outside: Sett
     assert peer.received[0]["MessageAttributes"] == {"id": {"DataType": "String", "StringValue": "id"}}
     (request,) = peer.requests
     assert (request["target"], request["QueueUrl"]) == ("AmazonSQS.SendMessageBatch", f"{peer.endpoint}/{ACCOUNT}/q")
+
+
+@pytest.mark.parametrize("which", ["Successful", "Failed"])
+@pytest.mark.parametrize(
+    "odd", [None, {}, {"Id": "first"}, {"Id": "7"}, {"Id": "-1"}, {"Id": {}}, {"Code": 5, "Id": 0}, "text", 1]
+)
+def test_an_answer_that_is_malformed_confirms_nothing_and_is_tried_again(
+    peer: Elsewhere, outside: Settings, which: str, odd: Any
+) -> None:
+    peer.document = {which: [odd]}
+    outcomes = sent(ELSEWHERE, outside, message("a"), message("x" * (LIMIT + 1)), message("b"))
+    assert [each.verdict for each in outcomes] == [Verdict.RETRY, Verdict.REJECTED, Verdict.RETRY]
+    peer.document = {"Successful": [{"Id": "1", "MessageId": "m", "MD5OfMessageBody": "0"}]}
+    outcomes = sent(ELSEWHERE, outside, message("a"), message("x" * (LIMIT + 1)))
+    assert [each.verdict for each in outcomes] == [Verdict.RETRY, Verdict.REJECTED], "what was not sent cannot have arrived"
+
+
+def test_a_failed_entry_without_a_code_is_tried_again_and_its_neighbour_is_sent(peer: Elsewhere, outside: Settings) -> None:
+    peer.document = {"Successful": [{"Id": "1", "MessageId": "m"}], "Failed": [{"Id": "0", "SenderFault": True}]}
+    assert [each.verdict for each in sent(ELSEWHERE, outside, message("a"), message("b"))] == [Verdict.RETRY, Verdict.SENT]
 
 
 def test_a_peer_elsewhere_that_is_silent_or_away_is_tried_again(peer: Elsewhere, outside: Settings) -> None:

@@ -155,18 +155,12 @@ class ExternalQueue:
         return [outcomes[place] for place in range(len(messages))]
 
     async def _send(self, entries: list[dict[str, Any]], timeout: float) -> dict[int, Outcome]:
+        places = [int(each["Id"]) for each in entries]
         try:
             answer = await self._client.call("send_message_batch", timeout, QueueUrl=self._url, Entries=entries)
+            return external.outcomes(answer, places)
         except Exception as error:  # boto3 raises what its libraries raise
-            return dict.fromkeys([int(each["Id"]) for each in entries], external.outcome(error, timeout))
-        # What the answer does not mention has not been confirmed.
-        unsaid = Outcome(Verdict.RETRY, "SQS did not say what became of the message")
-        found = dict.fromkeys([int(each["Id"]) for each in entries], unsaid)
-        found |= {int(each["Id"]): SENT for each in answer.get("Successful", [])}
-        for each in answer.get("Failed", []):
-            status = 400 if each.get("SenderFault") else 500
-            found[int(each["Id"])] = external.outcome_of(each["Code"], each.get("Message", ""), status)
-        return found
+            return dict.fromkeys(places, external.outcome(error, timeout))
 
     async def close(self) -> None:
         """The client is shared."""

@@ -196,15 +196,9 @@ class Elsewhere:
         places = [int(each["Id"]) for each in entries]
         try:
             answer = await client.call("publish_batch", timeout, TopicArn=self._topic.arn, PublishBatchRequestEntries=entries)
+            return external.outcomes(answer, places)
         except Exception as error:  # boto3 raises what its libraries raise
             return dict.fromkeys(places, external.outcome(error, timeout))
-        # What the answer does not mention has not been confirmed.
-        found = dict.fromkeys(places, Outcome(Verdict.RETRY, "SNS did not say what became of the message"))
-        found |= {int(each["Id"]): SENT for each in answer.get("Successful", [])}
-        for each in answer.get("Failed", []):
-            status = 400 if each.get("SenderFault") else 500
-            found[int(each["Id"])] = external.outcome_of(each["Code"], each.get("Message", ""), status)
-        return found
 
     async def close(self) -> None:
         """The client is shared."""
