@@ -22,6 +22,8 @@ class Elsewhere:
         """The status and the code of every answer."""
         self.failed: dict[str, tuple[str, bool]] = {}
         """Messages that fail alone: their code, and whether the sender is to blame."""
+        self.result = ""
+        """What every call is answered with, in place of what became of its messages."""
         self.silent = threading.Event()
         self.endpoint = ""
 
@@ -40,7 +42,7 @@ class Elsewhere:
                 successful += f"<member><Id>{entry['Id']}</Id><MessageId>{uuid.uuid4()}</MessageId></member>"
             number += 1
         parts = f"<Successful>{successful}</Successful><Failed>{failed}</Failed>"
-        result = f"<PublishBatchResult>{parts}</PublishBatchResult>"
+        result = f"<PublishBatchResult>{self.result or parts}</PublishBatchResult>"
         return f'<PublishBatchResponse xmlns="{_NAMESPACE}">{result}</PublishBatchResponse>'
 
 

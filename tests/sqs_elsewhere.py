@@ -20,6 +20,8 @@ class Elsewhere:
         """The status and the code of every answer, and further headers of it."""
         self.failed: dict[str, tuple[str, bool]] = {}
         """Bodies that fail alone: their code, and whether the sender is to blame."""
+        self.document: Any = None
+        """What every call is answered with, in place of what became of its messages."""
         self.silent = threading.Event()
         self.taken: Callable[[str, dict[str, Any]], None] = lambda _url, _entry: None
         """Told of each message that is accepted, and of its queue's URL, before the answer."""
@@ -53,7 +55,7 @@ def sqs_elsewhere() -> Iterator[Elsewhere]:
             while state.silent.is_set() and not over.wait(0.05):
                 pass
             if state.refusal is None:
-                self._answer(200, state.answer(asked), {})
+                self._answer(200, state.answer(asked) if state.document is None else state.document, {})
             else:
                 status, code, headers = state.refusal
                 error = {"__type": f"com.amazonaws.sqs#{code}", "message": "as it was told"}

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from tidings.events.messages import Outcome, Verdict
+from tidings.events.messages import SENT, Outcome, Verdict
+from tidings.events.regions import host_of
 
 THREADS = 10
 """Calls that one process has under way at most for one service of an account."""
@@ -36,6 +38,18 @@ class Account(BaseModel, frozen=True, extra="forbid"):
         allowed = [each.strip() for each in self.projects.split(",")]
         return project in allowed or "*" in allowed
 
+    def url(self, service: str, region: str) -> str | None:
+        """Where a service of the account is, `region` being that of an ARN; None if AWS has no such region.
+
+        A tenant wrote that ARN: its region must not make up a host that gets messages with the operator's signature.
+        """
+        if self.endpoint is not None:
+            return self.endpoint
+        host = host_of(service, self.region or region)
+        if host is None and self.region is not None:  # the operator knows a newer one
+            host = f"{service}.{self.region}.amazonaws.com"
+        return None if host is None else f"https://{host}"
+
 
 class ExternalSettings(BaseModel, frozen=True, extra="forbid"):
     """SQS and SNS elsewhere."""
@@ -53,28 +67,40 @@ class ExternalSettings(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"{each[:100]!r} is not an account of AWS: write its twelve digits")
         return accounts
 
-    def refusal(self, account: str, project: str) -> str | None:
-        """Why a project may not send to an account, if it may not."""
+    def refusal(self, account: str, region: str, project: str) -> str | None:
+        """Why a project may not send to an account, in a region, if it may not."""
         known = self.accounts.get(account)
-        if known is not None and known.allows(project):
-            return None
-        return f"the operator of this service does not let this project send to the account {account}"
+        if known is None or not known.allows(project):
+            return f"the operator of this service does not let this project send to the account {account}"
+        return _no_region(region) if known.url("sqs", region) is None else None
+
+    def client(self, service: str, account: str, region: str, seconds: float) -> Client | str:
+        """The client of this process for a service of an account, or why there can be none until somebody acts.
+
+        `seconds` is the longest that a call may take, whatever its caller waits.
+        """
+        known = self.accounts.get(account)
+        if known is None:
+            return f"the operator of this service has not named the account {account}"
+        url = known.url(service, region)
+        return _no_region(region) if url is None else _client(service, known, url, region, seconds)
+
+
+def _no_region(region: str) -> str:
+    return f"{region!r} is not a region of AWS: check the ARN"
 
 
 class Client:
     """One service of one account, for every lane of this process that leads there."""
 
-    def __init__(self, service: str, account: Account, region: str, seconds: float) -> None:
+    def __init__(self, service: str, account: Account, endpoint: str, region: str, seconds: float) -> None:
+        self.endpoint = endpoint
         self._service = service
         self._account = account
         self._region = account.region or region
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"external-{service}")
         self._client: Any = None
-
-    @property
-    def endpoint(self) -> str:
-        return self._account.endpoint or f"https://{self._service}.{self._region}.amazonaws.com"
 
     async def call(self, operation: str, timeout: float, **parameters: Any) -> dict[str, Any]:
         """One call without retries: those are the lane's business. Raises what boto3 raises, or TimeoutError."""
@@ -109,9 +135,8 @@ class Client:
 
 
 @lru_cache(maxsize=256)
-def client(service: str, account: Account, region: str, seconds: float) -> Client:
-    """The one of this process. `seconds` is the longest that a call may take, whatever its caller waits."""
-    return Client(service, account, region, seconds)
+def _client(service: str, account: Account, endpoint: str, region: str, seconds: float) -> Client:
+    return Client(service, account, endpoint, region, seconds)
 
 
 _REJECTED = frozenset({"InvalidMessageContents", "MessageTooLong", "InvalidParameterValue", "InvalidParameter"})
@@ -152,7 +177,10 @@ def outcome_of(code: str, message: str, status: int, after: float | None = None)
 
 
 def outcome(error: Exception, timeout: float) -> Outcome:
-    """What became of all messages of a call that raised."""
+    """What became of all messages of a call that raised.
+
+    That rejects none of them: a parameter that is refused may be the call's own, as a topic of another region is.
+    """
     from botocore.exceptions import ClientError
 
     if isinstance(error, TimeoutError):
@@ -162,4 +190,27 @@ def outcome(error: Exception, timeout: float) -> Outcome:
     said, about = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
     seconds = about.get("HTTPHeaders", {}).get("retry-after", "")
     after = float(seconds) if re.fullmatch(r"[0-9]{1,5}", seconds) else None
-    return outcome_of(said.get("Code", ""), said.get("Message", ""), about.get("HTTPStatusCode", 0), after)
+    found = outcome_of(said.get("Code", ""), said.get("Message", ""), about.get("HTTPStatusCode", 0), after)
+    return Outcome(Verdict.WAIT, found.reason) if found.verdict is Verdict.REJECTED else found
+
+
+def outcomes(answer: dict[str, Any], places: Collection[int]) -> dict[int, Outcome]:
+    """What became of each message of a call that was answered, by the number that is its Id.
+
+    Peers answer strangely: what an answer does not clearly speak of has not been confirmed.
+    """
+    found = dict.fromkeys(places, Outcome(Verdict.RETRY, "the answer did not say what became of the message"))
+    for place, _ in _entries(answer, "Successful", places):
+        found[place] = SENT
+    for place, each in _entries(answer, "Failed", places):
+        status = 400 if each.get("SenderFault") else 500
+        found[place] = outcome_of(str(each.get("Code", "")), str(each.get("Message", "")), status)
+    return found
+
+
+def _entries(answer: dict[str, Any], which: str, places: Collection[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    known = {str(place): place for place in places}
+    for each in answer.get(which) or ():
+        said = each.get("Id") if isinstance(each, dict) else None
+        if isinstance(said, str) and said in known:
+            yield known[said], each

@@ -14,6 +14,7 @@ from pyspark.sql import Column, SparkSession
 from change_rows import change, routed, spoken
 from tidings import plugins
 from tidings.events import schema
+from tidings.events.formats import CHOOSABLE
 from tidings.events.profiles import AWS
 from tidings.formats import Context
 
@@ -48,6 +49,10 @@ def test_a_format_speaks_of_no_detail_that_it_does_not_name(name: str, spark: Sp
     for detail in named:
         with pytest.raises(AnalysisException):
             spoken(name, context, changes.drop(detail))
+
+
+def test_formats_that_may_be_chosen_are_there_and_the_others_are_a_catalog_s() -> None:
+    assert {name for name in FORMATS if not name.startswith("nessie")} == set(CHOOSABLE)
 
 
 def test_an_unknown_plugin_is_named_with_what_there_is() -> None:

@@ -169,6 +169,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("create_topic", {"Name": "a.fifo"}, "InvalidParameter"),
     ("create_topic", {"Name": "a", "Attributes": {"FifoTopic": "true"}}, "InvalidParameter"),
     ("create_topic", {"Name": "a", "Tags": [{"Key": "event-format", "Value": "morse"}]}, "InvalidParameter"),
+    ("create_topic", {"Name": "a", "Tags": [{"Key": "event-format", "Value": "nessie"}]}, "InvalidParameter"),
     ("create_topic", {"Name": "a", "Tags": [{"Key": str(i), "Value": ""} for i in range(51)]}, "TagLimitExceeded"),
     ("set_topic_attributes", {"AttributeName": "SignatureVersion", "AttributeValue": "3"}, "InvalidParameter"),
     ("set_topic_attributes", {"AttributeName": "Policy", "AttributeValue": "{}"}, "InvalidParameter"),

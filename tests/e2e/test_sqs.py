@@ -88,6 +88,20 @@ def test_a_queue_is_made_once_and_found_by_name(client: Any, server: Server) -> 
     assert code_of(error) == f"{OLD}NonExistentQueue"
 
 
+@pytest.mark.parametrize("chosen", ["typo", "S3", "", "nessie", "nessie_cloudevents"])
+def test_a_queue_s_tag_cannot_choose_a_format_that_is_not_for_objects(client: Any, url: str, chosen: str) -> None:
+    with pytest.raises(ClientError, match="cloudevents, cos, r2, s3") as error:
+        client.create_queue(QueueName="badly-tagged", tags={"event-format": chosen})
+    assert code_of(error) == "InvalidParameterValue"
+    with pytest.raises(client.exceptions.QueueDoesNotExist):
+        client.get_queue_url(QueueName="badly-tagged")
+    with pytest.raises(ClientError, match="cloudevents, cos, r2, s3") as error:
+        client.tag_queue(QueueUrl=url, Tags={"team": "x", "event-format": chosen})
+    assert code_of(error) == "InvalidParameterValue"
+    assert "Tags" not in client.list_queue_tags(QueueUrl=url)
+    client.tag_queue(QueueUrl=url, Tags={"event-format": "r2"})
+
+
 def test_attributes_are_what_was_set_and_bad_ones_change_nothing(client: Any, url: str, server: Server) -> None:
     wanted = {
         "DelaySeconds": "3",

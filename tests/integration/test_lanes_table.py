@@ -6,11 +6,12 @@ import psycopg
 import pytest
 
 from tidings.delivery import dead_letters, lanes, overview, steering
-from tidings.delivery.catchup import Turns
+from tidings.delivery.catchup import Turns, retry_after
 from tidings.delivery.lanes import Lane, Step
 from tidings.delivery.reports import Report
 from tidings.errors import OperatorError, Superseded
 from tidings.events.positions import Position
+from tidings.settings import Settings
 
 FROM, TO = Position(3, 30), Position(4, 40)
 
@@ -41,6 +42,14 @@ def test_a_round_moves_position_failed_and_rejoined_lanes_together(owned: psycop
     lanes.end_round(owned, 7, FROM, TO, ready, [Report(1, 3, Position(4, 11), error="down"), Report(2, 5)], 1.0)
     assert position(owned) == TO
     assert state(owned) == [(1, "behind", 4, 11, 3), (2, "live", None, None, 0), (3, "behind", 1, 9, 2)]
+
+
+def test_the_first_wait_of_a_lane_is_capped_as_those_of_catch_up_are(owned: psycopg.Connection) -> None:
+    reports = [Report(1, 0, Position(4, 1), error="429", after=3600.0), Report(2, 0, Position(4, 1), error="429", after=60.0)]
+    lanes.end_round(owned, 7, FROM, TO, lanes.standing(owned).in_state("ready"), reports, 1.0)
+    # Both columns are the transaction's now: no clock of ours takes part.
+    waits = owned.execute("select extract(epoch from next_try - since)::float8 from lanes where id < 3 order by id").fetchall()
+    assert [seconds for (seconds,) in waits] == [retry_after(Settings().delivery, 1, asked=3600.0), 60.0]
 
 
 @pytest.mark.parametrize(("epoch", "start"), [(6, FROM), (8, FROM), (7, Position(3, 29))])

@@ -140,8 +140,8 @@ WHOLE_CALL = [
     (400, "KmsAccessDenied", Verdict.WAIT),
     (403, "SomethingNew", Verdict.WAIT),
     (404, "SomethingNew", Verdict.WAIT),
-    (400, "InvalidMessageContents", Verdict.REJECTED),
-    (400, "InvalidParameterValue", Verdict.REJECTED),
+    (400, "InvalidMessageContents", Verdict.WAIT),
+    (400, "InvalidParameterValue", Verdict.WAIT),
     (400, "ThrottlingException", Verdict.RETRY),
     (400, "KmsThrottled", Verdict.RETRY),
     (403, "RequestThrottled", Verdict.RETRY),
@@ -185,6 +185,26 @@ def test_each_entry_elsewhere_has_its_own_outcome(peer: Elsewhere, outside: Sett
     assert (request["target"], request["QueueUrl"]) == ("AmazonSQS.SendMessageBatch", f"{peer.endpoint}/{ACCOUNT}/q")
 
 
+@pytest.mark.parametrize("which", ["Successful", "Failed"])
+@pytest.mark.parametrize(
+    "odd", [None, {}, {"Id": "first"}, {"Id": "7"}, {"Id": "-1"}, {"Id": {}}, {"Code": 5, "Id": 0}, "text", 1]
+)
+def test_an_answer_that_is_malformed_confirms_nothing_and_is_tried_again(
+    peer: Elsewhere, outside: Settings, which: str, odd: Any
+) -> None:
+    peer.document = {which: [odd]}
+    outcomes = sent(ELSEWHERE, outside, message("a"), message("x" * (LIMIT + 1)), message("b"))
+    assert [each.verdict for each in outcomes] == [Verdict.RETRY, Verdict.REJECTED, Verdict.RETRY]
+    peer.document = {"Successful": [{"Id": "1", "MessageId": "m", "MD5OfMessageBody": "0"}]}
+    outcomes = sent(ELSEWHERE, outside, message("a"), message("x" * (LIMIT + 1)))
+    assert [each.verdict for each in outcomes] == [Verdict.RETRY, Verdict.REJECTED], "what was not sent cannot have arrived"
+
+
+def test_a_failed_entry_without_a_code_is_tried_again_and_its_neighbour_is_sent(peer: Elsewhere, outside: Settings) -> None:
+    peer.document = {"Successful": [{"Id": "1", "MessageId": "m"}], "Failed": [{"Id": "0", "SenderFault": True}]}
+    assert [each.verdict for each in sent(ELSEWHERE, outside, message("a"), message("b"))] == [Verdict.RETRY, Verdict.SENT]
+
+
 def test_a_peer_elsewhere_that_is_silent_or_away_is_tried_again(peer: Elsewhere, outside: Settings) -> None:
     assert sent(ELSEWHERE, outside, message()) == [SENT]
     peer.silent.set()
@@ -226,6 +246,27 @@ def test_a_project_may_send_to_its_own_queues_to_granted_ones_and_to_accounts_th
     assert refusal(other, ELSEWHERE) is None
     assert ACCOUNT in (refusal(project, ELSEWHERE) or "")
     assert refusal(other, ELSEWHERE.replace(ACCOUNT, "210987654321")) is not None
+    assert "not a region of AWS" in (refusal(other, ELSEWHERE.replace("us-east-1", "s3-us-west-2")) or "")
+
+
+@pytest.mark.parametrize("service", ["sqs", "sns"])
+@pytest.mark.parametrize("region", ["s3-us-west-2", "mars", "us-east-1-", "cn-north-2"])
+def test_no_region_of_an_arn_makes_up_a_host_of_its_own(service: str, region: str) -> None:
+    account = {"access_key_id": "key", "secret": "secret", "projects": "*"}
+    settings = Settings(external={"accounts": {ACCOUNT: account}})
+    (outcome,) = sent(f"arn:aws:{service}:{region}:{ACCOUNT}:q", settings, message())
+    assert outcome.verdict is Verdict.WAIT
+    assert f"{region!r} is not a region of AWS" in outcome.reason
+
+
+def test_the_operator_s_endpoint_and_region_stand_above_the_region_of_an_arn() -> None:
+    known = external.Account(access_key_id="key", secret="s")
+    assert known.url("sqs", "eu-west-1") == "https://sqs.eu-west-1.amazonaws.com"
+    assert known.url("sns", "cn-north-1") == "https://sns.cn-north-1.amazonaws.com.cn"
+    newer = external.Account(access_key_id="key", secret="s", region="mars-1")
+    assert newer.url("sqs", "s3-us-west-2") == "https://sqs.mars-1.amazonaws.com"
+    own = external.Account(access_key_id="key", secret="s", endpoint="https://queues.example")
+    assert own.url("sqs", "s3-us-west-2") == "https://queues.example"
 
 
 def test_accounts_are_twelve_digits_and_their_secrets_are_not_shown() -> None:

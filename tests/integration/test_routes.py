@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,10 @@ import psycopg
 import pytest
 
 import writers
-from tidings.delivery import lanes, lookup
+from tidings.delivery import lanes, lookup, render
 from tidings.delivery.lookup import Moment
 from tidings.events import arn
+from tidings.events.formats import FORMAT_TAG
 from tidings.rules import table
 from tidings.rules.model import Rule
 from tidings.settings import Settings
@@ -129,12 +131,51 @@ def test_the_format_is_chosen_by_tag_by_project_or_by_transport(writer: writers.
     ]
 
 
+@pytest.mark.parametrize("chosen", ["typo", "nessie", "nessie_cloudevents", "", "s3+headers", "__init__"])
+def test_a_tag_that_nobody_may_choose_counts_for_nothing_and_the_plan_can_be_made(
+    writer: writers.Writer, database: psycopg.Connection, chosen: str
+) -> None:
+    queue, topic = f"arn:aws:sqs:us-east-1:{writer.project}:q", f"arn:aws:sns:us-east-1:{writer.project}:t"
+    database.execute("insert into topics (arn, project) values (%s, %s)", [topic, writer.project])
+    database.execute("insert into queues (project, name) values (%s, 'q')", [writer.project])
+    for table_ in ("queues", "topics"):
+        database.execute(f"update {table_} set tags = %s".encode(), [json.dumps({FORMAT_TAG: chosen})])
+    subscribe(database, topic, "raw", raw=True)
+    put_rules(writer, queue, topic)
+    assert sorted(row["format"] for row in found(database)) == ["s3", "s3+headers"]
+    in_use = lookup.formats_in_use(database, SETTINGS)
+    assert in_use == ["s3", "s3+headers"]
+    render.details_of(in_use)
+
+
+def test_a_catalog_s_rule_keeps_its_own_format_whatever_the_tag_says(
+    writer: writers.Writer, database: psycopg.Connection
+) -> None:
+    tags = json.dumps({FORMAT_TAG: "r2"})
+    database.execute("insert into queues (project, name, tags) values (%s, 'q', %s)", [writer.project, tags])
+    put_rules(writer, f"arn:aws:sqs:us-east-1:{writer.project}:q")
+    [row] = found(database)
+    made = database.execute(
+        "insert into catalog_subscriptions (project, name, destination, lane) values (%s, 'c', 'x', %s) returning rule",
+        [writer.project, row["lane"]],
+    ).fetchone()
+    assert made is not None
+    [of_catalog] = lookup.found(database, [str(made[0])], lanes.standing(database).moment, SETTINGS)
+    assert (row["format"], of_catalog["format"]) == ("r2", "nessie")
+    assert lookup.formats_in_use(database, SETTINGS) == ["nessie", "r2", "s3"]
+
+
 def test_a_closed_lane_is_opened_again_by_the_next_rule_and_is_new_to_rounds(
     writer: writers.Writer, database: psycopg.Connection
 ) -> None:
     [was] = [row["lane"] for row in found(database)]
     put_rules(writer)
+    failing = (
+        "attempts = 5, slow = true, next_try = now() + interval '1 hour', error = 'down', state = 'behind', win = 1, seq = 1"
+    )
+    database.execute(f"update lanes set {failing} where id = %s".encode(), [was])
     assert lanes.close_unused(database, EPOCH) == [was]
+    database.execute("update lanes set error = 'left over' where id = %s", [was])
     before = lanes.standing(database).moment
     put_rules(writer, writers.TOPIC.arn)
     assert found(database, before) == []
@@ -145,6 +186,14 @@ def test_a_closed_lane_is_opened_again_by_the_next_rule_and_is_new_to_rounds(
     database.execute("update stream set win = 4")
     put_rules(writer, writers.TOPIC.arn)
     assert database.execute(began, [was]).fetchone() == (3, 30)
+    fresh = ("live", None, None, 0, False, None, None)
+    columns = "state, win, seq, attempts, slow, next_try, error"
+    now = database.execute(f"select {columns} from lanes where id = %s".encode(), [was]).fetchone()
+    assert now == fresh
+    database.execute(f"update lanes set {failing} where id = %s".encode(), [was])
+    put_rules(writer, writers.TOPIC.arn, "arn:tidings:log:::l")
+    kept = database.execute("select state, attempts, slow, error, next_try > now() from lanes where id = %s", [was]).fetchone()
+    assert kept == ("behind", 5, True, "down", True), "a lane that is open belongs to delivery"
     assert lanes.close_unused(database, EPOCH) == []
 
 

@@ -57,7 +57,7 @@ TABLE = {
     (403, "AuthorizationError"): Verdict.WAIT,
     (403, "InvalidClientTokenId"): Verdict.WAIT,
     (403, "SignatureDoesNotMatch"): Verdict.WAIT,
-    (400, "InvalidParameter"): Verdict.REJECTED,
+    (400, "InvalidParameter"): Verdict.WAIT,
     (400, "Throttling"): Verdict.RETRY,
     (429, "Throttled"): Verdict.RETRY,
     (500, "InternalFailure"): Verdict.RETRY,
@@ -73,6 +73,13 @@ def test_the_table_of_answers_cell_by_cell(peer: Elsewhere) -> None:
         assert refusal[1] in outcome.reason
         found[refusal] = outcome.verdict
     assert found == TABLE
+
+
+@pytest.mark.parametrize("which", ["Successful", "Failed"])
+@pytest.mark.parametrize("odd", ["", "<Id/>", "<Id>first</Id>", "<Id>7</Id>", "<Id>-1</Id>", "<Id>0"])
+def test_an_answer_that_is_malformed_confirms_nothing_and_is_tried_again(peer: Elsewhere, which: str, odd: str) -> None:
+    peer.result = f"<{which}><member>{odd}</member></{which}>"
+    assert [each.verdict for each in send(peer, b"x", b"\xff")] == [Verdict.RETRY, Verdict.REJECTED]
 
 
 def test_silence_and_nobody_there_are_tried_again(peer: Elsewhere) -> None:

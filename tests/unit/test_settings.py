@@ -28,7 +28,8 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, tmp
         ("TIDINGS_DELIVERY__BUDGET_SECONDS", "-1", "budget_seconds"),
         ("TIDINGS_CONFIG", "nowhere.toml", "not a file"),
         ("TIDINGS_FORMATS__SYSTEM_UUID", "one", "formats.system_uuid"),
-        ("TIDINGS_FORMATS__PUBSUB_FORMATS", '{"*": "xml"}', "no format 'xml'.*cos, r2, s3"),
+        ("TIDINGS_FORMATS__PUBSUB_FORMATS", '{"*": "xml"}', r"no format 'xml'.*cos, r2, s3\."),
+        ("TIDINGS_FORMATS__PUBSUB_FORMATS", '{"*": "nessie"}', "no format 'nessie'"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:

@@ -19,7 +19,7 @@ from tidings.delivery import alerts, lanes
 from tidings.delivery.deliver import Terms
 from tidings.delivery.lanes import Lane, Standing
 from tidings.delivery.pipeline import Pipeline, Round
-from tidings.delivery.reports import Report
+from tidings.delivery.reports import MOST_PATIENCE_SECONDS, Report
 from tidings.delivery.sending import Care
 from tidings.delivery.settings import DeliverySettings
 from tidings.events.positions import Position
@@ -37,8 +37,6 @@ _TRIED, _TRIED_LANES = 1000, 100
 _MAX_WINDOWS = 200
 # So that lanes which failed in the same moment do not all come back in the same moment.
 _JITTER = 0.1
-# A peer may ask for patience, not for ever.
-_MOST_PATIENCE_SECONDS = 300.0
 
 Group = Literal["quick", "slow", "replay"]
 
@@ -47,7 +45,7 @@ def retry_after(settings: DeliverySettings, attempts: int, asked: float = 0.0) -
     """The wait before the next try of a lane that has failed `attempts` times in a row; `asked` is what the peer wants."""
     schedule = settings.retry_seconds
     own = schedule[min(attempts, len(schedule)) - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)
-    return max(own, min(asked, _MOST_PATIENCE_SECONDS))
+    return max(own, min(asked, MOST_PATIENCE_SECONDS))
 
 
 def spent(settings: DeliverySettings, attempts: int) -> bool:

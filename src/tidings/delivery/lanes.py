@@ -16,7 +16,7 @@ from psycopg.types.json import Json
 
 from tidings.delivery import dead_letters
 from tidings.delivery.lookup import Moment
-from tidings.delivery.reports import Report
+from tidings.delivery.reports import MOST_PATIENCE_SECONDS, Report
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
@@ -117,7 +117,7 @@ def end_round(
             "late": r.late,
             "slow": r.stuck,
             "error": r.error,
-            "wait": max(first_retry, r.after),
+            "wait": max(first_retry, min(r.after, MOST_PATIENCE_SECONDS)),
         }
         for r in failed.values()
         if r.cursor is not None

@@ -16,6 +16,7 @@ from tidings.db.connecting import noticing
 from tidings.delivery import cel_batches
 from tidings.delivery.render import IN_HEADERS
 from tidings.delivery.route import Routes, expand, numbers_in
+from tidings.events.formats import CHOOSABLE
 from tidings.settings import Settings
 
 DEFAULT_FORMAT = "s3"
@@ -23,7 +24,7 @@ DEFAULT_FORMAT = "s3"
 # A lane that was made after the round began is none of its business: who made it has seen to where it begins.
 _ROUTES = """
 select n.number::text as rule, l.id as lane, t.name, t.events, t.prefix, t.suffix, t.filter,
-       split_part(l.destination, ':', 3) as service, l.project, coalesce(t.format, f.format) as format, f.headers
+       split_part(l.destination, ':', 3) as service, l.project, t.format, f.format as tag, f.headers
 from unnest(%(numbers)s::bigint[]) as n(number)
 join (select source, rule, lane from routes union all select rule, rule, null from rule_terms where lane is null) r
     on r.source = n.number
@@ -34,10 +35,10 @@ order by n.number, l.id
 """
 
 _IN_USE = """
-select distinct split_part(l.destination, ':', 3), f.format, f.headers
+select distinct split_part(l.destination, ':', 3), null, f.format, f.headers
 from lanes l join lane_formats f on f.lane = l.id where l.state <> 'closed'
 union
-select '', t.format, f.headers
+select '', t.format, null, f.headers
 from rule_terms t join routes r on r.rule = t.rule join lane_formats f on f.lane = r.lane where t.format is not null
 """
 
@@ -77,7 +78,7 @@ def found(connection: Connection, numbers: Iterable[str], moment: Moment, settin
 
 
 def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    format_ = row["format"] or default_format(row["service"], row["project"], settings)
+    format_ = _format(row["format"], row["tag"], row["service"], row["project"], settings)
     return {
         "rule": row["rule"],
         "lane": row["lane"],
@@ -90,6 +91,14 @@ def _row(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
     }
 
 
+def _format(own: str | None, tag: str | None, service: str | None, project: str, settings: Settings) -> str:
+    """What a rule says itself, else what its destination's tag chose.
+
+    A tag that nobody may choose counts for nothing, however it came into the table: the plan is everybody's.
+    """
+    return own or (tag if tag in CHOOSABLE else None) or default_format(service, project, settings)
+
+
 def default_format(service: str | None, project: str, settings: Settings) -> str:
     """What a lane's messages say where nobody has chosen."""
     if service == "pubsub":
@@ -100,8 +109,8 @@ def default_format(service: str | None, project: str, settings: Settings) -> str
 def formats_in_use(connection: Connection, settings: Settings) -> list[str]:
     """Every format that a lane may ask for now."""
     names = {
-        (format_ or default_format(service, "", settings)) + (IN_HEADERS if headers else "")
-        for service, format_, headers in connection.execute(_IN_USE).fetchall()
+        _format(own, tag, service, "", settings) + (IN_HEADERS if headers else "")
+        for service, own, tag, headers in connection.execute(_IN_USE).fetchall()
     }
     return sorted(names | {DEFAULT_FORMAT, *settings.formats.pubsub_formats.values()})
 

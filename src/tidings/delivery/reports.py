@@ -9,6 +9,9 @@ from typing import Any
 
 from tidings.events.positions import Position
 
+MOST_PATIENCE_SECONDS = 300.0
+"""A peer may ask for patience, not for ever: `after` counts for no more, in a round as in catch-up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, SecretStr, field_validator
 
-from tidings import plugins
+from tidings.events.formats import CHOOSABLE
 
 _SECRET = re.compile(r"(?i)pass|secret|token|credential|pem|oauthbearer|(^|[._])key([._]|$)")
 """Names of options of librdkafka whose values are nobody's business."""
@@ -66,10 +66,9 @@ class FormatSettings(BaseModel, frozen=True, extra="forbid"):
     @field_validator("pubsub_formats")
     @classmethod
     def _check_formats(cls, formats: dict[str, str]) -> dict[str, str]:
-        known = plugins.names("formats")
         for project, name in formats.items():
-            if name not in known:
-                raise ValueError(f"there is no format {name!r} (for {project}); there are: {', '.join(known)}")
+            if name not in CHOOSABLE:
+                raise ValueError(f"there is no format {name!r} (for {project}); there are: {', '.join(CHOOSABLE)}")
         return formats
 
     def pubsub_format(self, project: str) -> str:

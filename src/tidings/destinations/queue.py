@@ -37,17 +37,16 @@ def connect(arn: str, settings: Settings) -> Destination:
     queue = _parsed(arn)
     if not queue.account.isdigit():
         return OwnQueue(queue, settings)
-    account = settings.external.accounts.get(queue.account)
-    if account is None:
-        return Unreachable(f"the operator of this service has not named the account {queue.account}")
-    return ExternalQueue(queue, external.client("sqs", account, queue.region, settings.delivery.publish_timeout_seconds))
+    seconds = settings.delivery.publish_timeout_seconds
+    client = settings.external.client("sqs", queue.account, queue.region, seconds)
+    return Unreachable(client) if isinstance(client, str) else ExternalQueue(queue, client)
 
 
 async def refusal(connection: AsyncConnection[Any], project: str, arn: str, settings: Settings) -> str | None:
     """Why a project may not send to a queue, if it may not. The same words for a queue that is not there."""
     queue = _parsed(arn)
     if queue.account.isdigit():
-        return settings.external.refusal(queue.account, project)
+        return settings.external.refusal(queue.account, queue.region, project)
     if queue.account == project:
         return None
     granted = await connection.execute(
@@ -156,25 +155,19 @@ class ExternalQueue:
         return [outcomes[place] for place in range(len(messages))]
 
     async def _send(self, entries: list[dict[str, Any]], timeout: float) -> dict[int, Outcome]:
+        places = [int(each["Id"]) for each in entries]
         try:
             answer = await self._client.call("send_message_batch", timeout, QueueUrl=self._url, Entries=entries)
+            return external.outcomes(answer, places)
         except Exception as error:  # boto3 raises what its libraries raise
-            return dict.fromkeys([int(each["Id"]) for each in entries], external.outcome(error, timeout))
-        # What the answer does not mention has not been confirmed.
-        unsaid = Outcome(Verdict.RETRY, "SQS did not say what became of the message")
-        found = dict.fromkeys([int(each["Id"]) for each in entries], unsaid)
-        found |= {int(each["Id"]): SENT for each in answer.get("Successful", [])}
-        for each in answer.get("Failed", []):
-            status = 400 if each.get("SenderFault") else 500
-            found[int(each["Id"])] = external.outcome_of(each["Code"], each.get("Message", ""), status)
-        return found
+            return dict.fromkeys(places, external.outcome(error, timeout))
 
     async def close(self) -> None:
         """The client is shared."""
 
 
 class Unreachable:
-    """A queue of an account that nobody can reach until the operator does something."""
+    """A queue elsewhere that nobody can reach until somebody acts."""
 
     max_batch = ahead = 1000
     max_bytes = MAX_MESSAGE

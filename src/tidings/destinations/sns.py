@@ -42,9 +42,10 @@ def connect(arn: str, settings: Settings) -> Destination:
 
 async def refusal(connection: psycopg.AsyncConnection[Any], project: str, arn: str, settings: Settings) -> str | None:
     """Why a project may not name a topic in a rule. Whether there is such a topic at all is not said."""
-    owner = model.topic_arn(arn).account
+    topic = model.topic_arn(arn)
+    owner = topic.account
     if owner.isdigit():
-        return settings.external.refusal(owner, project)
+        return settings.external.refusal(owner, topic.region, project)
     if owner == project or await granted(connection, project, arn, model.PUBLISH):
         return None
     return f"{arn} is not a topic of this project, and its owner has not granted Publish to it"
@@ -173,14 +174,12 @@ class Elsewhere:
 
     def __init__(self, topic: SnsTopic, settings: Settings) -> None:
         self._topic = topic
-        account = settings.external.accounts.get(topic.account)
         seconds = settings.delivery.publish_timeout_seconds
-        self._client = None if account is None else external.client("sns", account, topic.region, seconds)
+        self._client = settings.external.client("sns", topic.account, topic.region, seconds)
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        if self._client is None:
-            words = f"the operator of this service has not named the account {self._topic.account}"
-            return [Outcome(Verdict.WAIT, words)] * len(messages)
+        if isinstance(self._client, str):
+            return [Outcome(Verdict.WAIT, self._client)] * len(messages)
         outcomes: dict[int, Outcome] = {}
         entries = []
         for place, message in enumerate(messages):
@@ -197,15 +196,9 @@ class Elsewhere:
         places = [int(each["Id"]) for each in entries]
         try:
             answer = await client.call("publish_batch", timeout, TopicArn=self._topic.arn, PublishBatchRequestEntries=entries)
+            return external.outcomes(answer, places)
         except Exception as error:  # boto3 raises what its libraries raise
             return dict.fromkeys(places, external.outcome(error, timeout))
-        # What the answer does not mention has not been confirmed.
-        found = dict.fromkeys(places, Outcome(Verdict.RETRY, "SNS did not say what became of the message"))
-        found |= {int(each["Id"]): SENT for each in answer.get("Successful", [])}
-        for each in answer.get("Failed", []):
-            status = 400 if each.get("SenderFault") else 500
-            found[int(each["Id"])] = external.outcome_of(each["Code"], each.get("Message", ""), status)
-        return found
 
     async def close(self) -> None:
         """The client is shared."""

@@ -6,7 +6,7 @@ The rows are those of IANA's registries of special-purpose addresses, and the ad
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
@@ -48,13 +48,18 @@ _ISATAP_MASK = 0xFCFFFFFF
 """The two bits that may differ say whether the embedded address is unique, and whether it is a group."""
 
 
-def embedded(address: Address) -> Address:
-    """The IPv4 address that the packets would go to, where an IPv6 address stands for one; else the address itself."""
+def meanings(address: Address) -> tuple[Address, ...]:
+    """Where packets to an address may go: to each of these. An IPv6 address may stand for an IPv4 address.
+
+    Whether one that looks like ISATAP is that, only the network knows: it is both itself and what it embeds.
+    """
     if isinstance(address, IPv6Address):
-        upper = int(address) >> 32 & 0xFFFFFFFF
-        if address in _MAPPED or address in _NAT64 or upper & _ISATAP_MASK == _ISATAP:
-            return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
+        lower = IPv4Address(int(address) & 0xFFFFFFFF)
+        if address in _MAPPED or address in _NAT64:
+            return (lower,)
+        if int(address) >> 32 & _ISATAP_MASK == _ISATAP:
+            return (address, lower)
+    return (address,)
 
 
 def parsed(text: str) -> Address:
@@ -65,14 +70,18 @@ def parsed(text: str) -> Address:
     return address
 
 
-def special(address: Address) -> str | None:
-    """What an address is, if it is not one of the public internet."""
-    meant = embedded(address)
+def special(address: Address, allowed: Collection[Network] = ()) -> str | None:
+    """What an address is, if one of its meanings is neither of the public internet nor in a network that is allowed."""
+    strange = (_special(meant) for meant in meanings(address) if not within(meant, allowed))
+    return next((what for what in strange if what is not None), None)
+
+
+def _special(meant: Address) -> str | None:
     if isinstance(meant, IPv6Address) and meant not in _PUBLIC_6:
         return "not a public IPv6 address"
     return next((what for network, what in _TABLE if meant.version == network.version and meant in network), None)
 
 
-def within(address: Address, networks: Iterable[Network]) -> bool:
-    meant = embedded(address)
+def within(meant: Address, networks: Collection[Network]) -> bool:
+    """Whether one of the meanings of an address lies in one of these networks."""
     return any(meant.version == network.version and meant in network for network in networks)

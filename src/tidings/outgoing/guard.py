@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 from psycopg.conninfo import conninfo_to_dict
 
-from tidings.outgoing.addresses import Address, Network, embedded, special, within
+from tidings.outgoing.addresses import Address, Network, meanings, special, within
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.outgoing.urls import Endpoint, Refused, read
 from tidings.settings import Settings
@@ -58,19 +58,19 @@ class Guard:
             return
         if self._is_ours(address, port):
             raise Refused(f"{place} is not called: this service itself listens there")
-        if within(address, self._networks):
-            return
-        what = special(address) or ("an address of this machine" if address in self._addresses_here() else None)
+        what = special(address, self._networks)
+        if what is None and any(m in self._addresses_here() and not within(m, self._networks) for m in meanings(address)):
+            what = "an address of this machine"
         if what is not None:
             name = str(address) if host == str(address) else f"{host}, which is {address},"
             raise Refused(f"{name} is not called: {what}. The operator can allow it in outgoing.allow")
 
     def _is_ours(self, address: Address, port: int) -> bool:
-        meant = embedded(address)
-        if _place(str(meant), port) in self._own:
-            return True
         everywhere = f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own
-        return everywhere and (meant.is_loopback or meant in self._addresses_here())
+        return any(
+            _place(str(meant), port) in self._own or (everywhere and (meant.is_loopback or meant in self._addresses_here()))
+            for meant in meanings(address)
+        )
 
     def _addresses_here(self) -> frozenset[Address]:
         if time.monotonic() >= self._machine[0]:

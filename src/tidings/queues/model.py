@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from tidings.errors import CallerError
 from tidings.events import arn as addresses
 from tidings.events.arn import SqsQueue
+from tidings.events.formats import CHOOSABLE, FORMAT_TAG
 from tidings.queues.errors import QueueError, invalid
 
 MAX_MESSAGE = 262_144
@@ -154,10 +155,12 @@ def no_dead_letter_queue(name: str) -> QueueError:
 
 
 def tags(given: Mapping[str, str], already: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The tags of a queue with these added."""
+    """The tags of a queue with these added; the one that chooses the format must name one."""
     for key, value in given.items():
         if not 1 <= len(key) <= 128 or len(value) > 256 or "\0" in key + value or key.lower().startswith("aws:"):
             raise invalid("Tags", f"{key}={value}", "A key has 1 to 128 characters and no aws: in front, a value up to 256.")
+        if key == FORMAT_TAG and value not in CHOOSABLE:
+            raise invalid("Tags", f"{key}={value}", f"{FORMAT_TAG} is not a format: there is {', '.join(CHOOSABLE)}.")
     together = {**(already or {}), **given}
     if len(together) > _MAX_TAGS:
         raise invalid("Tags", len(together), f"A queue has at most {_MAX_TAGS} tags.")

@@ -69,8 +69,8 @@ returning b.id, b.config
 """
 
 # In one order for everybody: two PUTs that make the same lanes must not wait for each other in a circle.
-# A lane that exists is locked, so that delivery does not close it under us, and opened again if it was closed; else it is left
-# alone, for its row belongs to delivery.
+# A lane that exists is locked, so that delivery does not close it under us, and opened again, like a new one, if it was closed;
+# else it is left alone, for its row belongs to delivery.
 OPEN_LANES: LiteralString = """
 insert into lanes as l (project, destination)
 select %(project)s, destination from unnest(%(destinations)s::text[]) destination order by destination
@@ -78,6 +78,10 @@ on conflict (project, destination, side) do update
     set state = case l.state when 'closed' then 'live' else l.state end,
         win = case l.state when 'closed' then null else l.win end,
         seq = case l.state when 'closed' then null else l.seq end,
+        attempts = case l.state when 'closed' then 0 else l.attempts end,
+        slow = l.state <> 'closed' and l.slow,
+        next_try = case l.state when 'closed' then null else l.next_try end,
+        error = case l.state when 'closed' then null else l.error end,
         xid = case l.state when 'closed' then excluded.xid else l.xid end,
         began_win = case l.state when 'closed' then (select s.win from stream s where s.name = 'main') else l.began_win end,
         began_seq = case l.state when 'closed' then (select s.seq from stream s where s.name = 'main') else l.began_seq end,

@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidings import plugins
 from tidings.errors import CallerError
 from tidings.events import arn as arns
 from tidings.events.arn import SnsTopic
+from tidings.events.formats import CHOOSABLE, FORMAT_TAG
 
-FORMAT_TAG = "event-format"
 MAX_TAGS = 50
 MAX_SECRETS = 2
 PROTOCOLS = ("http", "https", "sqs")
@@ -135,9 +134,8 @@ def tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _check_format(value: str) -> None:
-    formats = plugins.names("formats")
-    if value not in formats:
-        raise invalid(f"Tags: {FORMAT_TAG} {value[:100]!r} is not a format: there is {', '.join(formats)}")
+    if value not in CHOOSABLE:
+        raise invalid(f"Tags: {FORMAT_TAG} {value[:100]!r} is not a format: there is {', '.join(CHOOSABLE)}")
 
 
 def webhook_secrets(text: str) -> tuple[str, ...]:

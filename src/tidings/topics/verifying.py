@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.x509.oid import NameOID
 
+from tidings.events.regions import host_of
 from tidings.topics.envelope import NOTIFICATION, SIGNED, signed_text
-from tidings.topics.regions import sns_host
 
 MAX_BYTES = 1024 * 1024
 """256 KiB of text, in which every character may be written as several."""
@@ -129,7 +129,7 @@ class Verifier:
     def _base(self, url: str, topic: str) -> str:
         """The URL of the service that the certificate is of: ours, or that of AWS in the topic's region."""
         region = _TOPIC.fullmatch(topic)
-        host = sns_host(region[1]) if region else None
+        host = host_of("sns", region[1]) if region else None
         for base in (*self._own, *([f"https://{host}"] if host else [])):
             if url.startswith(base) and _CERTIFICATE_PATH.fullmatch(url[len(base) :]):
                 return base

@@ -43,6 +43,7 @@ LITERALS = [
     *("[2001:2::1]", "[2001:db8::1]", "[3fff::1]", "[100::1]", "[5f00::1]", "[fc00::1]", "[fd00::1]", "[fd00:ec2::254]"),
     *("[fe80::1]", "[fe80::1%eth0]", "[fe80::1%25eth0]", "[::1%25lo]", "[::1%lo]", "[fec0::1]", "[ff02::1]", "[ff0e::1]"),
     *("[2620:4f:8000::1]", "[2606:4700::5efe:7f00:1]", "[2606:4700::200:5efe:127.0.0.1]", "[4000::1]", "[::2]"),
+    *("[fd00::5efe:808:808]", "[fe80::200:5efe:8.8.8.8]", "[2001:db8::5efe:808:808]", "[fd00::100:5efe:1.1.1.1]"),
     *("[::ffff:127.1]", "[::ffff:0x7f000001]", "[127.0.0.1]", "[localhost]", "[::1", "::1]", "::1", "[]", "[::1]a", "[v1.a]"),
     # names that mean this machine, its network, or nothing
     *("localhost", "LOCALHOST", "localhost.", "localhost.localdomain", "a.localhost", "metadata", "metadata.google.internal"),
@@ -332,3 +333,24 @@ def test_a_host_is_written_in_one_way() -> None:
 @pytest.mark.parametrize("text", ["64:ff9b::5db8:d70e", "::ffff:93.184.215.14", "2a00:1450:4001::1", "93.184.215.14"])
 def test_embedded_public_addresses_are_public(text: str) -> None:
     assert special(parsed(text)) is None
+
+
+@pytest.mark.parametrize("text", ["fd00::5efe:808:808", "fe80::200:5efe:808:808", "2606:4700::5efe:7f00:1"])
+def test_an_isatap_address_is_judged_by_itself_and_by_what_it_embeds(text: str) -> None:
+    assert special(parsed(text)) is not None
+
+
+def test_an_allowed_network_speaks_for_what_lies_in_it_and_not_for_what_looks_like_it() -> None:
+    def refused(allow: tuple[str, ...], host: str) -> bool:
+        try:
+            Guard(OutgoingSettings(allow=allow)).endpoint(f"https://{host}/")
+        except Refused:
+            return True
+        return False
+
+    assert refused(("10.0.0.0/8",), "[fd00::5efe:10.0.0.1]"), "the address itself is another private network's"
+    assert refused(("fd00::/8",), "[fd00::5efe:10.0.0.1]"), "what it embeds was not allowed"
+    assert not refused(("fd00::/8", "10.0.0.0/8"), "[fd00::5efe:10.0.0.1]")
+    assert not refused(("fd00::/8",), "[fd00::5efe:8.8.8.8]")
+    assert not refused(("10.0.0.0/8",), "[2606:4700::5efe:10.0.0.1]")
+    assert not refused(("10.0.0.0/8",), "[::ffff:10.0.0.1]")

@@ -43,8 +43,8 @@ REGIONS = frozenset(
 )
 
 
-def sns_host(region: str) -> str | None:
-    """The host of SNS in a region; None for a region that AWS does not have."""
+def host_of(service: str, region: str) -> str | None:
+    """The host of a service in a region; None for a region that AWS does not have."""
     if region not in REGIONS:
         return None
-    return f"sns.{region}.amazonaws.com{'.cn' if region in _CHINA else ''}"
+    return f"{service}.{region}.amazonaws.com{'.cn' if region in _CHINA else ''}"
