@@ -94,9 +94,12 @@ def _segments(raw_path: bytes, prefix: bytes) -> tuple[str, ...]:
     if not raw_path.startswith(prefix):
         return ()
     try:
-        return tuple(unquote(each, errors="strict") for each in raw_path.removeprefix(prefix).decode("ascii").split("/"))
+        found = tuple(unquote(each, errors="strict") for each in raw_path.removeprefix(prefix).decode("ascii").split("/"))
     except UnicodeError:
         raise bad_request("The path is not UTF-8 in percent-encoding.") from None
+    if any("\0" in each for each in found):
+        raise bad_request("The path has the character NUL in it.")
+    return found
 
 
 def _query(raw_query: bytes) -> dict[str, str]:

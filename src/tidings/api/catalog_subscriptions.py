@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from tidings.access.permissions import READ_CATALOG, SUBSCRIBE
+from tidings.access.permissions import SUBSCRIBE
 from tidings.api.catalog_calls import Call, Found
 from tidings.api.parts import Parts
 from tidings.catalog.errors import CatalogError
@@ -22,13 +23,13 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
     async def list_all(_catalog: Catalog, call: Call) -> Any:
         async with parts.pool.connection() as connection:
             found = await subscriptions.all_of(connection, call.repository)
-        return {"subscriptions": [_shown(each) for each in found]}
+        return {"subscriptions": await asyncio.to_thread(lambda: [_shown(each) for each in found])}
 
     async def show(_catalog: Catalog, call: Call) -> Any:
         async with parts.pool.connection() as connection:
             found = await subscriptions.all_of(connection, call.repository)
         for each in found:
-            if each.name == segments[0]:
+            if each["name"] == segments[0]:
                 return _shown(each)
         raise subscriptions.none_called(segments[0])
 
@@ -43,7 +44,7 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
             document.optional_text("format", "nessie"),
         )
         await subscriptions.put(parts.pool, parts.settings, call.repository, wanted, call.caller.request_id)
-        return _shown(wanted)
+        return _shown(wanted.to_json())
 
     async def delete(_catalog: Catalog, call: Call) -> Any:
         async with parts.pool.connection() as connection:
@@ -51,9 +52,9 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
 
     match (method, len(segments)):
         case ("GET", 0):
-            return Found("subscriptions", READ_CATALOG, list_all)
+            return Found("subscriptions", SUBSCRIBE, list_all)
         case ("GET", 1):
-            return Found("subscription", READ_CATALOG, show)
+            return Found("subscription", SUBSCRIBE, show)
         case ("PUT", 1):
             return Found("subscribe", SUBSCRIBE, put)
         case ("DELETE", 1):
@@ -61,10 +62,10 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
     raise CatalogError("NOT_FOUND", f"There is no {method[:20]} for subscriptions: there are GET, PUT and DELETE.")
 
 
-def _shown(one: Subscription) -> dict[str, Any]:
+def _shown(one: dict[str, Any]) -> dict[str, Any]:
     """With how its filter is evaluated: by Spark itself, or by CEL over batches, and then why."""
-    if not one.filter:
-        return one.to_json()
-    reason = why_not(one.filter)
+    if not one["filter"]:
+        return one
+    reason = why_not(one["filter"])
     how = {"evaluated": "columns"} if reason is None else {"evaluated": "batches", "because": reason}
-    return one.to_json() | how
+    return one | how

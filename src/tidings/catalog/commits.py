@@ -18,7 +18,7 @@ from tidings.catalog.contents import Held, State, newest
 from tidings.catalog.errors import bad_request, conflict, no_commit, no_reference
 from tidings.catalog.events import Occasion
 from tidings.catalog.hashes import BEGINNING
-from tidings.catalog.model import Content, Delete, Meta, Operation, Put, compact
+from tidings.catalog.model import MAX_META, Content, Delete, Meta, Operation, Put, compact
 from tidings.catalog.points import Point, Ref, point
 from tidings.catalog.writing import Change, NewCommit
 from tidings.db.pool import Pool, borrowed, transaction
@@ -187,6 +187,9 @@ def _problem(operation: Operation, found: Content | None) -> str | None:
 
 def said(meta: Meta, occasion: Occasion) -> dict[str, Any]:
     """What is stored of a commit's words, and hashed."""
+    size = len(meta.message) + len(meta.author or "") + len(meta.signed_off_by or "") + len(compact(dict(meta.properties)))
+    if size > MAX_META:
+        raise bad_request(f"Message, author and properties of a commit have at most {MAX_META} characters; these have {size}.")
     return {
         "message": meta.message,
         "author": occasion.caller.name if meta.author is None else meta.author,

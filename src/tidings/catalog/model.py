@@ -21,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z](?:(?:(?!\.\.)[A-Za-z0-9./_-])*[A-Za-z0-9._-])?")
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TYPE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+MAX_CONTENT, MAX_META = 65_536, 65_536
+"""Characters, as JSON: each is in an event, of which there is a copy for each subscription on its way."""
 _MAX_NAME, _MAX_ELEMENTS, _MAX_KEY, _MAX_ID = 500, 20, 500, 200
 
 
@@ -89,7 +91,10 @@ class Content(NamedTuple):
         given = values.get("id") or id
         if not isinstance(given, str) or not 1 <= len(given) <= _MAX_ID:
             raise bad_request(f"The id of a content is a text of 1 to {_MAX_ID} characters: {json.dumps(given)[:100]} is none.")
-        return cls(kind, given, compact({**values, "id": given}))
+        text = compact({**values, "id": given})
+        if len(text) > MAX_CONTENT:
+            raise bad_request(f"A content has at most {MAX_CONTENT} characters as JSON; this one has {len(text)}.")
+        return cls(kind, given, text)
 
     @property
     def values(self) -> dict[str, Any]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 from tidings.cel.expression import parse
-from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable
+from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable, walk
 
 _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
 _ASKED = ("startsWith", "endsWith", "contains")
 _KINDS = ("bool", "int", "string", "list")
 _SMALL = 2**31
+_MOST_NODES = 200
+"""A larger plan costs everybody's rounds."""
 
 
 class Untranslatable(Exception):
     """Why an expression is evaluated by CEL itself."""
 
 
+@lru_cache(maxsize=10_000)
 def why_not(text: str) -> str | None:
     """Why an expression cannot be columns; None if it can."""
+    tree = parse(text)
     try:
-        _check(parse(text))
+        if sum(1 for _ in walk(tree)) > _MOST_NODES:
+            raise Untranslatable(f"more than {_MOST_NODES} parts")
+        _check(tree)
     except Untranslatable as reason:
         return str(reason)
     return None
@@ -39,11 +46,14 @@ def _check(node: Node) -> None:
             if len({each.gives for each in elements}) > 1:
                 raise Untranslatable("a list of different kinds")
             for each in elements:
+                if not isinstance(each, Constant | Variable):  # if one has no answer, CEL has none for the list
+                    raise Untranslatable("a list of what is not known before")
                 _check(each)
         case Macro(name=name, over=over, condition=condition):
             if name not in ("exists", "all") or condition is None:
                 raise Untranslatable(f"the macro {name}")
-            _check(over)
+            if not isinstance(over, Variable) or over.bound or any(isinstance(each, Macro) for each in walk(condition)):
+                raise Untranslatable("a macro in a macro, or over something else than a variable")
             _check(condition)
         case Call(function=function, operands=operands):
             _check_call(function, operands)
@@ -61,7 +71,7 @@ def _check_call(function: str, operands: tuple[Node, ...]) -> None:
     elif function == "matches":
         if not isinstance(operands[1], Constant):
             raise Untranslatable("matches with a pattern that is no constant")
-        as_java(str(operands[1].value))
+        plain_pattern(str(operands[1].value))
     elif function in ("+", "-"):
         if kinds not in ({"int"}, {"string"}) or len(operands) != 2 or (kinds == {"int"} and not all(map(_is_small, operands))):
             raise Untranslatable(f"the arithmetic {function}")
@@ -84,30 +94,27 @@ def _is_small(node: Node) -> bool:
     return isinstance(node, Call) and node.function == "size"
 
 
-# One character as both libraries see it: as it is, escaped, or a class of such; then how often. Groups may not be repeated:
-# what RE2 does in one pass, Java may try in more ways than there is time for.
-_ONE = r"(?:[\w/ :,@~=&%#;<>\"'!-]|\\[dw.\-/+*?()\[\]{}|^$\\]|\.|\[\^?(?:[\w./ :@-]|\\[.\-])+\])"
-_PIECE = re.compile(rf"{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?|\((?:\?:)?|\)(?![*+?{{])|\|")
+# A pattern's plain text: characters that stand for themselves, in RE2 as everywhere, and escaped ones.
+_PLAIN = re.compile(r"(?:[\w/ :,@~=&%#;<>\"'!-]|\\[.\-/+*?()\[\]{}|^$\\])*", re.ASCII)
+_ESCAPED = re.compile(r"\\(.)")
+
+
+class Plain(NamedTuple):
+    """A pattern without anything to look for but a text: at the beginning, at the end, both, or anywhere."""
+
+    text: str
+    begins: bool
+    ends: bool
 
 
 @cache
-def as_java(pattern: str) -> str:
-    """A pattern of RE2 that means the same to Java's library."""
-    body, begin, end = pattern, "", ""
-    if body.startswith("^"):
-        body, begin = body[1:], "^"
-    if body.endswith("$") and not body.endswith("\\$"):
-        body, end = body[:-1], r"\z"
-    at = quantified = depth = 0
-    while at < len(body):
-        piece = _PIECE.match(body, at)
-        if piece is None or not body.isascii():
-            raise Untranslatable(f"the pattern {pattern!r}: Java's library may see it otherwise")
-        depth += piece[0].startswith("(") - (piece[0] == ")")
-        if piece[0] == "|" and depth == 0 and (begin or end):
-            raise Untranslatable(f"the pattern {pattern!r}: an alternative beside an anchor")
-        quantified += piece[0][-1] in "*+}" and len(piece[0]) > 1 and piece[0][0] != "\\"
-        at = piece.end()
-    if quantified > 3:  # each one multiplies the ways that Java may try
-        raise Untranslatable(f"the pattern {pattern!r}: too many repetitions")
-    return f"(?d){begin}{body}{end}"
+def plain_pattern(pattern: str) -> Plain:
+    """Raises Untranslatable for all others: a library that goes back, as Java's does, may need longer than anybody lives."""
+    body = pattern
+    if begins := body.startswith("^"):
+        body = body[1:]
+    if ends := body.endswith("$") and not body.endswith("\\$"):
+        body = body[:-1]
+    if not _PLAIN.fullmatch(body):
+        raise Untranslatable(f"the pattern {pattern!r}, which is more than a text")
+    return Plain(_ESCAPED.sub(r"\1", body), begins, ends)

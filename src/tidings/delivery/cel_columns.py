@@ -2,8 +2,9 @@
 
 Where CEL has no answer (an index out of range), Spark has null; and as in CEL `false && …` is false and `true || …` is true
 whatever the other side is, three-valued logic gives the same end: what is not true in the end is a no. What Spark means
-otherwise is not translated (regular expressions beyond a plain subset, arithmetic, which may overflow, maps): such
-expressions are evaluated by CEL itself over Arrow batches (`cel_batches.py`).
+otherwise is not translated (regular expressions that are more than a text, arithmetic beyond sums of small numbers, maps),
+nor what could take Spark long (macros in macros): such expressions are evaluated by CEL itself over Arrow batches
+(`cel_batches.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidings.cel.expression import parse
-from tidings.cel.translatable import as_java
+from tidings.cel.translatable import plain_pattern
 from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable
 from tidings.formats import nessie
 
@@ -40,7 +40,7 @@ def works(spark: SparkSession, text: str) -> bool:
     row = spark.createDataFrame([("", "", "", "", "{}", None, text)], ", ".join(f"{name} string" for name in names))
     try:
         matches(row, [text]).collect()
-    except PySparkException as error:
+    except Exception as error:  # whatever it is: if the JVM has died, the next round says so
         log.warning("the filter %r is evaluated over batches: %s", text, str(error).split("\n")[0])
         return False
     return True
@@ -116,6 +116,13 @@ _ASKED: dict[str, Callable[[Column, Column], Column]] = {
 }
 
 
+def _found(text: Column, pattern: str) -> Column:
+    wanted, begins, ends = plain_pattern(pattern)
+    if begins and ends:
+        return text == wanted
+    return (F.startswith if begins else F.endswith if ends else F.contains)(text, F.lit(wanted))
+
+
 class _Translation:
     """One expression, with the variables of the macros around a node."""
 
@@ -124,8 +131,8 @@ class _Translation:
 
     def of(self, node: Node) -> Column:
         match node:
-            case Constant(value=value):
-                return F.lit(value)
+            case Constant(value=value, gives=gives):
+                return F.lit(value).cast("bigint") if gives == "int" else F.lit(value)
             case Variable(name=name, bound=bound):
                 return self._bound[name] if bound else _VARIABLES[name]()
             case Items(elements=elements):
@@ -141,7 +148,7 @@ class _Translation:
     def _call(self, function: str, operands: tuple[Node, ...]) -> Column:
         if function == "matches":
             assert isinstance(operands[1], Constant)
-            return F.rlike(self.of(operands[0]), F.lit(as_java(str(operands[1].value))))
+            return _found(self.of(operands[0]), str(operands[1].value))
         columns = [self.of(operand) for operand in operands]
         if function in _COMPARED:
             return _COMPARED[function](*columns)
@@ -159,9 +166,9 @@ class _Translation:
             case "in":
                 return F.array_contains(columns[1], columns[0])
             case "[]":
-                return F.get(columns[0], columns[1])
+                return F.get(columns[0], columns[1].try_cast("int"))
             case "size":
-                return F.length(columns[0]) if operands[0].gives == "string" else F.size(columns[0])
+                return (F.length(columns[0]) if operands[0].gives == "string" else F.size(columns[0])).cast("bigint")
             case "+" | "-":
                 if operands[0].gives == "string":
                     return F.concat(*columns)

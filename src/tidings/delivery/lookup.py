@@ -43,7 +43,13 @@ from rule_terms t join routes r on r.rule = t.rule join lane_formats f on f.lane
 """
 
 
-_FILTERS = "select distinct filter from catalog_subscriptions where filter is not null order by filter limit %s"
+# In turn, so that no project takes all the places.
+_FILTERS = """
+select filter from (
+    select filter, min(rule) as rule, row_number() over (partition by project order by min(rule)) as turn
+    from catalog_subscriptions where filter is not null group by project, filter
+) as f group by filter order by min(turn), min(rule) limit %s
+"""
 
 
 class Moment(NamedTuple):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import Connection
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +43,10 @@ _ONE_TASK = 2000
 
 # Each filter is a part of the plan. Beyond so many, CEL evaluates them: a plan of thousands takes longer to make than to run.
 _MOST_FILTERS = 50
+_works: dict[str, bool] = {}
+
+# What rows may become when they are multiplied by their rules: a text column of Arrow ends at 2 GiB.
+_MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +98,11 @@ class Pipeline:
         self._version = moment.version
 
     def _translated(self, filters: Sequence[str]) -> list[str]:
-        """Those that Spark can evaluate itself."""
-        known = {*self._filters}
-        return [text for text in filters if text in known or (why_not(text) is None and cel_columns.works(self._spark, text))]
+        """Those that Spark can evaluate itself. Each is tried once."""
+        for text in filters:
+            if text not in _works:
+                _works[text] = why_not(text) is None and cel_columns.works(self._spark, text)
+        return [text for text in filters if _works[text]]
 
     def _plan(self, parts: int) -> DataFrame:
         traced = self._settings.telemetry.on
@@ -207,8 +214,16 @@ def _read(
     for batch in batches:
         for part in batch.column(0).to_pylist():
             for read in reader.read(url, todo.slices, part, parts, columns):
-                yield lookup.routed(read, todo.moment, filters)
+                for piece in _in_pieces(read):
+                    yield lookup.routed(piece, todo.moment, filters)
     _leave_alone(len(sys.modules))
+
+
+def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rules = (pc.max(pc.count_substring(batch.column("rules"), ",")).as_py() or 0) + 1
+    rows = max(1, batch.num_rows * _MOST_BYTES // (batch.nbytes * rules + 1))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def messages(changed: DataFrame, formats: Sequence[str], settings: Settings, filters: Sequence[str] = ()) -> DataFrame:

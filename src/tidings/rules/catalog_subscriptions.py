@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import AsyncConnection
-from psycopg.rows import tuple_row
+from psycopg.rows import dict_row
 
 from tidings.catalog.errors import CatalogError, bad_request
 from tidings.cel.expression import parse
@@ -22,13 +21,13 @@ from tidings.rules.table import OPEN_LANES
 from tidings.settings import Settings
 
 FORMATS = ("nessie", "cloudevents")
-MOST = 1000
+MOST = 100
 """Subscriptions of one project: each commit names them all."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _TYPES = tuple(event.type for event in TYPES)
 _READ = "select name, destination, types, filter, format from catalog_subscriptions where project = %s order by name"
 
-_COUNT = "select count(*) from catalog_subscriptions where project = %s"
+_COUNT = "select count(*) from catalog_subscriptions where project = %s and name <> %s"
 
 # A subscription that goes elsewhere now has another number: what the old lane still owes is not looked for in the new one.
 _LEAVE = """
@@ -110,7 +109,7 @@ async def store(pool: Pool, project: str, wanted: Subscription) -> None:
         "format": wanted.format,
     }
     async with pool.connection() as connection, connection.transaction():
-        found = await (await connection.execute(_COUNT, [project])).fetchone()
+        found = await (await connection.execute(_COUNT, [project, wanted.name])).fetchone()
         if found is not None and found[0] >= MOST:
             raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
         await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
@@ -118,13 +117,11 @@ async def store(pool: Pool, project: str, wanted: Subscription) -> None:
         await connection.execute(_PUT, values)
 
 
-async def all_of(connection: AsyncConnection[Any], project: str) -> Sequence[Subscription]:
-    async with connection.cursor(row_factory=tuple_row) as cursor:
+async def all_of(connection: AsyncConnection[Any], project: str) -> list[dict[str, Any]]:
+    """As they were stored; they are not checked again."""
+    async with connection.cursor(row_factory=dict_row) as cursor:
         rows = await (await cursor.execute(_READ, [project])).fetchall()
-    return [
-        Subscription(name, destination, tuple(types or ()), filter_ or "", format_)
-        for name, destination, types, filter_, format_ in rows
-    ]
+    return [row | {"types": row["types"] or [], "filter": row["filter"] or ""} for row in rows]
 
 
 async def delete(connection: AsyncConnection[Any], project: str, name: str) -> None:
