@@ -131,7 +131,7 @@ def test_a_dead_letter_is_written_with_the_step_that_passes_it_or_not_at_all(own
 def test_a_late_lane_is_due_at_once_and_a_failed_one_waits(owned: psycopg.Connection) -> None:
     lanes.end_round(owned, 7, FROM, TO, [], [Report(1, 0, Position(4, 1), late=True, seconds=1.0)], 60.0)
     lane = next(lane for lane in lanes.standing(owned).lanes if lane.id == 1)
-    assert (lane.due, lane.slow, lane.attempts) == (True, True, 2)
+    assert (lane.due, lane.slow, lane.attempts) == (True, False, 2), "a round may have waited for a moment only"
     [behind] = [lane for lane in lanes.standing(owned).lanes if lane.id == 3]
     assert lanes.end_catch_up(owned, 7, behind, Step(behind.cursor, wait=60.0, error="x"))
     assert not next(lane for lane in lanes.standing(owned).lanes if lane.id == 3).due

@@ -106,7 +106,8 @@ def end_round(
 ) -> None:
     """The end of a stream's round: its position, lanes that failed and lanes that rejoin move together, or nothing does.
 
-    A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry.
+    A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry. None is
+    slow yet: a round may have waited for a moment only.
     """
     failed = {report.lane: report for report in reports if report.cursor is not None}
     behind = [
@@ -115,7 +116,6 @@ def end_round(
             "win": r.cursor.window,
             "seq": r.cursor.seq,
             "late": r.late,
-            "slow": r.stuck,
             "error": r.error,
             "wait": max(first_retry, min(r.after, MOST_PATIENCE_SECONDS)),
         }
@@ -128,8 +128,8 @@ def end_round(
             with s as (update stream set win = %(end_win)s, seq = %(end_seq)s, alive_at = now()
                        where name = 'main' and epoch = %(epoch)s and (win, seq) = (%(win)s, %(seq)s) returning 1),
                  o as (select * from json_to_recordset(%(behind)s)
-                       as t(lane bigint, win bigint, seq bigint, late bool, slow bool, error text, wait float8)),
-                 f as (update lanes set state = 'behind', win = o.win, seq = o.seq, slow = o.slow, error = o.error,
+                       as t(lane bigint, win bigint, seq bigint, late bool, error text, wait float8)),
+                 f as (update lanes set state = 'behind', win = o.win, seq = o.seq, slow = false, error = o.error,
                               attempts = case when o.late then attempts else attempts + 1 end,
                               next_try = case when o.late then null else now() + make_interval(secs => o.wait) end,
                               since = now()

@@ -35,11 +35,6 @@ class Report:
     delays: tuple[int, ...] = ()
     delay: float = 0.0
 
-    @property
-    def stuck(self) -> bool:
-        """It was asked, and not one answer came in time."""
-        return self.late and self.sent == 0 and self.seconds > 0
-
 
 def merge(rows: Iterable[Any]) -> list[Report]:
     """One report for each lane from the rows of all tasks (`deliver.RESULT`): the lowest undelivered position decides.
