@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
-from tidings.access.projects import find_project
+from tidings.access.projects import existing_project
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
 from tidings.delivery.figures import Figures
@@ -212,10 +212,7 @@ def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Cal
 def _public_id(settings: Settings, project: str) -> str:
     with connect(settings) as connection:
         check_tables(connection)
-        found = find_project(connection, project)
-    if found is None:
-        raise OperatorError(f"There is no project {project!r}: check its name.")
-    return found
+        return existing_project(connection, project)
 
 
 def _with_store(settings: Settings, work: Callable[[Pool, Blobs], Awaitable[T]]) -> T:

@@ -30,6 +30,14 @@ def find_project(connection: psycopg.Connection[Any], named: str) -> str | None:
     return None if row is None else str(row[0])
 
 
+def existing_project(connection: psycopg.Connection[Any], named: str) -> str:
+    """The same, of one that must be there."""
+    found = find_project(connection, named)
+    if found is None:
+        raise OperatorError(f"There is no project {named!r}: check its name.")
+    return found
+
+
 class Project(NamedTuple):
     public_id: str
     name: str

@@ -65,20 +65,21 @@ def located(content: Content) -> tuple[str, str] | None:
     return (bucket, key) if bucket and key else None
 
 
-_OF_OBJECT = """
-select o.repository, o.commit_hash, o.content_key, o.event, o.version_id, o.etag, o.modified_at,
-       (select c.id from changes c where c.bucket_id = o.bucket_id and c.key = o.object_key and c.at >= o.modified_at
-        order by c.seq limit 1) as change
+_LINK = """
+o.content_key, o.event, o.version_id, o.etag, o.modified_at,
+(select c.id from changes c where c.bucket_id = o.bucket_id and c.key = o.object_key and c.at >= o.modified_at
+ order by c.seq limit 1) as change
 from catalog_objects o
+"""
+
+_OF_OBJECT = f"""
+select o.repository, o.commit_hash, {_LINK}
 where o.bucket_id = %(bucket_id)s and o.object_key = %(key)s
 order by o.modified_at, o.commit_hash, o.content_key
 """
 
-_OF_COMMIT = """
-select o.bucket, o.object_key, o.content_key, o.event, o.version_id, o.etag, o.modified_at,
-       (select c.id from changes c where c.bucket_id = o.bucket_id and c.key = o.object_key and c.at >= o.modified_at
-        order by c.seq limit 1) as change
-from catalog_objects o
+_OF_COMMIT = f"""
+select o.bucket, o.object_key, {_LINK}
 where o.repository = %(repository)s and o.commit_hash = %(commit_hash)s
 order by o.content_key
 """

@@ -87,10 +87,7 @@ class Wish:
 async def merge(pool: Pool, occasion: Occasion, branch: str, expected: str | None, wish: Wish, told: bool = True) -> Result:
     repository = occasion.repository
     async with transaction(pool) as connection:
-        target = await lock(connection, repository, branch)
-        check_branch(target)
-        if expected is not None:
-            await on(connection, repository, target, expected)
+        target = await locked_target(connection, repository, branch, expected)
         ref = await find(connection, repository, wish.from_name)
         source = ref.head if wish.from_hash is None else await on(connection, repository, ref, wish.from_hash)
         ancestor, reached = await common(connection, target.head, source)
@@ -122,6 +119,15 @@ async def merge(pool: Pool, occasion: Occasion, branch: str, expected: str | Non
             applied,
             events if applied else (),
         )
+
+
+async def locked_target(connection: AsyncConnection[Any], repository: str, branch: str, expected: str | None) -> Ref:
+    """The branch that commits are to be added to, which nobody else changes until the transaction ends."""
+    target = await lock(connection, repository, branch)
+    check_branch(target)
+    if expected is not None:
+        await on(connection, repository, target, expected)
+    return target
 
 
 def refused(result: Result, as_result: bool) -> Result:

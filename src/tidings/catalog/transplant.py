@@ -12,14 +12,14 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection
 
 from tidings.catalog import writing
-from tidings.catalog.commits import check_branch, said
+from tidings.catalog.commits import said
 from tidings.catalog.contents import content_of, contents
 from tidings.catalog.errors import bad_request, no_commit
 from tidings.catalog.events import Occasion
 from tidings.catalog.log import COLUMNS, Entry
-from tidings.catalog.merge import KeyResult, Result, Wish, again, operations_of, refused, step
+from tidings.catalog.merge import KeyResult, Result, Wish, again, locked_target, operations_of, refused, step
 from tidings.catalog.model import Content, Key, Meta
-from tidings.catalog.points import Ref, at, find, lock, on
+from tidings.catalog.points import Ref, at, find
 from tidings.catalog.writing import Change, NewCommit
 from tidings.db.pool import Pool, transaction
 from tidings.events.catalog import Reference
@@ -39,10 +39,7 @@ async def transplant(
         raise bad_request(f"hashesToTransplant has {len(hashes)} hashes: name 1 to {MOST} commits.")
     repository = occasion.repository
     async with transaction(pool) as connection:
-        target = await lock(connection, repository, branch)
-        check_branch(target)
-        if expected is not None:
-            await on(connection, repository, target, expected)
+        target = await locked_target(connection, repository, branch, expected)
         ref = await find(connection, repository, wish.from_name)
         entries = await _wanted(connection, repository, ref, hashes)
         steps, conflicts = await _steps(connection, repository, target, entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from tidings.cel.expression import parse
@@ -107,7 +107,7 @@ class Plain(NamedTuple):
     ends: bool
 
 
-@cache
+@lru_cache(maxsize=1000)
 def plain_pattern(pattern: str) -> Plain:
     """Raises Untranslatable for all others: a library that goes back, as Java's does, may need longer than anybody lives."""
     body = pattern

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -59,8 +59,10 @@ def subscribe(
 @app.command()
 def unsubscribe(name: Name, project: Project = "default", as_json: AsJson = False) -> None:
     """End a subscription. What it was still owed is discarded."""
+    from tidings.access.projects import existing_project
+
     with database() as connection:
-        public_id = _public_id(connection, project)
+        public_id = existing_project(connection, project)
         gone = connection.execute("delete from catalog_subscriptions where (project, name) = (%s, %s)", [public_id, name])
         if not gone.rowcount:
             raise OperatorError(f"{project} has no subscription {name!r}: `tidings catalog subscriptions` lists them.")
@@ -73,8 +75,10 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the subscriptions, each with its filter and the state of its lane. To a topic, its subscribers have the lanes."""
+    from tidings.access.projects import existing_project
+
     with database() as connection:
-        public_id = None if project is None else _public_id(connection, project)
+        public_id = None if project is None else existing_project(connection, project)
         rows = connection.execute(_LISTED, {"project": public_id}).fetchall()
     if as_json:
         out.print(json.dumps([dict(zip(_COLUMNS, row, strict=True)) for row in rows]))
@@ -85,12 +89,3 @@ def list_(
     if rows:
         out.print(table)
     err.print(f"{len(rows)} subscriptions")
-
-
-def _public_id(connection: Any, project: str) -> str:
-    from tidings.access.projects import find_project
-
-    found = find_project(connection, project)
-    if found is None:
-        raise OperatorError(f"There is no project {project!r}: `tidings project list` shows them.")
-    return found

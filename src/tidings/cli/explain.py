@@ -10,7 +10,6 @@ import typer
 from tidings import settings as settings_module
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, out
-from tidings.errors import OperatorError
 
 
 def explain(
@@ -68,14 +67,11 @@ def _print(change: dict[str, Any]) -> None:
 
 
 def _commit(place: str, project: str, as_json: bool) -> None:
-    from tidings.access.projects import find_project
+    from tidings.access.projects import existing_project
     from tidings.delivery.explain_commit import explain_commit
 
     with database() as connection:
-        repository = find_project(connection, project)
-        if repository is None:
-            raise OperatorError(f"There is no project {project!r}: `tidings project list` shows them.")
-        found = explain_commit(connection, repository, place)
+        found = explain_commit(connection, existing_project(connection, project), place)
     if as_json:
         out.print(json.dumps(found, default=str))
         return

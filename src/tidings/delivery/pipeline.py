@@ -43,7 +43,6 @@ _ONE_TASK = 2000
 
 # Each filter is a part of the plan. Beyond so many, CEL evaluates them: a plan of thousands takes longer to make than to run.
 _MOST_FILTERS = 50
-_works: dict[str, bool] = {}
 
 # What rows may become when they are multiplied by their rules: a text column of Arrow ends at 2 GiB.
 _MOST_BYTES = 64 * 1024 * 1024
@@ -85,6 +84,7 @@ class Pipeline:
         self._version = 0
         self._formats = [lookup.DEFAULT_FORMAT]
         self._filters: list[str] = []
+        self._tried: dict[str, bool] = {}
         self._plans: dict[int, DataFrame] = {}
 
     def learn(self, moment: Moment, connection: Connection) -> None:
@@ -99,10 +99,12 @@ class Pipeline:
 
     def _translated(self, filters: Sequence[str]) -> list[str]:
         """Those that Spark can evaluate itself. Each is tried once."""
-        for text in filters:
-            if text not in _works:
-                _works[text] = why_not(text) is None and cel_columns.works(self._spark, text)
-        return [text for text in filters if _works[text]]
+        tried = self._tried
+        self._tried = {
+            text: tried[text] if text in tried else why_not(text) is None and cel_columns.works(self._spark, text)
+            for text in filters
+        }
+        return [text for text, works in self._tried.items() if works]
 
     def _plan(self, parts: int) -> DataFrame:
         traced = self._settings.telemetry.on

@@ -15,7 +15,7 @@ from tidings.settings import WORKERS_VARIABLE, Settings, for_workers
 
 
 def ship_settings(spark: SparkSession, settings: Settings) -> None:
-    """Give them to every Python worker of this session, in its environment.
+    """Give them to every Python worker that Spark starts for us, in its environment.
 
     They travel with each task from the driver to the executor. As Spark settings (`spark.executorEnv`) they would be in the
     command line of the driver's JVM, for everybody on that machine to read.
