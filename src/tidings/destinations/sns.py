@@ -11,6 +11,7 @@ Limits     256 KiB for a message with its attributes (docs.aws.amazon.com/genera
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -81,7 +82,7 @@ class _Shared:
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Shared]] = WeakKeyDictionary()
 
 
-class _Ours:
+class _Ours(ABC):
     """A client of what lies in our own database."""
 
     max_batch = ahead = 100
@@ -107,8 +108,8 @@ class _Ours:
             reason = f"the subscription cannot be read: {str(error).strip().partition(chr(10))[0]}"
             return [Outcome(Verdict.RETRY, reason)] * len(messages)
 
-    async def _send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]: ...
 
     async def _to(self, arn: str, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         to = await self._known.subscription(arn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatalogEvent:
+class CatalogEvent(ABC):
     """What every event says."""
 
     type: ClassVar[str]
@@ -49,9 +50,9 @@ class CatalogEvent:
     repository: str
 
     @property
+    @abstractmethod
     def about(self) -> Reference:
         """The reference that it happened to: the target, where there are two."""
-        raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
         said: dict[str, Any] = {
