@@ -18,6 +18,7 @@ import catalog_events
 from catalog_events import stored
 from tidings.cel.expression import Expression, ExpressionFailed
 from tidings.cel.translatable import why_not
+from tidings.cel.types import types_of
 from tidings.delivery import cel_batches, cel_columns
 from tidings.events.catalog import CatalogEvent
 
@@ -95,7 +96,7 @@ def row(event: CatalogEvent) -> dict[str, Any]:
         "bucket": event.repository,
         "key": event.about.full_name,
         "principal": event.created_by,
-        "catalog": json.dumps(event.to_json(), ensure_ascii=False),
+        "catalog": event.to_text(),
         "metadata": json.dumps(event.roles) if event.roles else None,
     }
 
@@ -150,6 +151,34 @@ def _examples() -> list[CatalogEvent]:
 
     collect()
     return found
+
+
+def test_an_event_of_a_type_that_an_expression_cannot_want_is_no_match() -> None:
+    dice, events, ruled_out = random.Random(20261117), _examples(), 0
+    for text in [*AS_COLUMNS, *(made(dice, 3) for _ in range(200))]:
+        types, expression = types_of(text), Expression(text)
+        others = [event for event in events if types is not None and event.type not in types]
+        assert [event for event in others if plain(expression, event)] == [], text
+        ruled_out += len(others)
+    assert ruled_out > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    {
+        "type == 'COMMIT'": {"COMMIT"},
+        "'COMMIT' == type && message == 'x'": {"COMMIT"},
+        "type in ['MERGE', 'TRANSPLANT'] && (type == 'MERGE' || type == 'COMMIT')": {"MERGE"},
+        "type == 'COMMIT' && type == 'MERGE'": set(),
+        "type == 'COMMIT' || message == 'x'": None,
+        "type in ['COMMIT', message]": None,
+        "!(type == 'COMMIT')": None,
+        "type != 'COMMIT'": None,
+        "message == 'COMMIT'": None,
+    }.items(),
+)
+def test_the_types_that_an_expression_can_want(text: str, types: set[str] | None) -> None:
+    assert types_of(text) == types
 
 
 @pytest.mark.parametrize("text", AS_COLUMNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 import catalog_events
 import plain_formats
 from change_rows import change, routed, spoken
+from tidings.events.catalog import Commit, ContentStored
 from tidings.events.names import NAMES
 from tidings.events.profiles import AWS, STORJ
 from tidings.formats import Context
@@ -89,7 +91,7 @@ CATALOG: dict[str, dict[str, Any]] = {
         "key": event.about.full_name,
         "event": f"nessie:{event.type}",
         "principal": event.created_by,
-        "catalog": json.dumps(event.to_json(), separators=(",", ":"), ensure_ascii=False),
+        "catalog": event.to_text(),
     }
     for name, event in catalog_events.golden().items()
 }
@@ -123,6 +125,27 @@ def test_key_and_headers_of_a_catalog_s_event_are_the_golden_ones(spark: SparkSe
     [said] = spoken(format_name, BINARY, routed(spark, change(**CATALOG["commit"])))
     assert {"key": said.key, "headers": json.loads(said.attributes or "")} == golden(format_name, "commit-over-kafka")
     assert json.loads(said.body) == golden("nessie", "commit")
+
+
+def test_the_times_in_the_headers_are_the_catalog_s_whatever_others_have_written(spark: SparkSession) -> None:
+    events = catalog_events.golden()
+    lies = dict.fromkeys(("commitCreationTimestamp", "commitTime", "eventCreationTimestamp"), "1970-01-01T00:00:00.000000Z")
+    written = "".join(f'"{name}":"{time}"' for name, time in lies.items())
+    commit, stored = events["commit"], events["content-stored"]
+    assert isinstance(commit, Commit)
+    assert isinstance(stored, ContentStored)
+    lying = [
+        replace(commit, created_by=written, commit_meta={**commit.commit_meta, "message": written, "allProperties": lies}),
+        replace(stored, content_key=(written,), content={"type": written, **lies}, sent_by=written),
+        replace(events["reference-created"], created_by=written),
+    ]
+    rows = [
+        change(**CATALOG["commit"] | {"event": f"nessie:{event.type}", "catalog": event.to_text(), "window": n})
+        for n, event in enumerate(lying)
+    ]
+    headers = [json.loads(said.attributes or "") for said in spoken("nessie", CONTEXT, routed(spark, *rows))]
+    assert {each["event-creation-time"] for each in headers} == {"2026-01-17T10:30:00.123456Z"}
+    assert [each.get("commit-creation-time") for each in headers] == [*["2026-01-17T10:30:00.123000Z"] * 2, None]
 
 
 def test_an_event_in_binary_mode_is_the_golden_one(spark: SparkSession) -> None:

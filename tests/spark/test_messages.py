@@ -43,11 +43,15 @@ def routed(
     spark: SparkSession, rows: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]], literal: bool = False
 ) -> DataFrame:
     """The changes, each where it goes by these rules: multiplied as a worker does it, then judged by Spark."""
+    table = pa.Table.from_batches([multiplied(rows, rules)])
+    return spark.createDataFrame(table, schema=routed_schema(DETAILS)).transform(route, literal)
+
+
+def multiplied(rows: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(list(rows), schema=to_arrow_schema(CHANGE, timezone="UTC"))
     routes = Routes()
     routes.learn(numbers_in(batch), rules)
-    multiplied = pa.Table.from_batches([expand(batch, routes)])
-    return spark.createDataFrame(multiplied, schema=routed_schema(DETAILS)).transform(route, literal)
+    return expand(batch, routes)
 
 
 def rendered(frame: DataFrame, *formats: str, profile: Profile = AWS) -> DataFrame:
@@ -104,6 +108,33 @@ def test_a_rule_with_several_lanes_sends_to_each_and_one_with_none_to_nobody(spa
     rows = [change(seq=1, rules="1"), change(seq=2, rules="2,1"), change(seq=3, rules="3"), change(seq=4, rules="4,2")]
     found = [(row.seq, row.rule, row.lane) for row in routed(spark, rows, now).collect()]
     assert found == [(1, "1", 10), (2, "2", 20), (2, "2", 21), (2, "1", 10), (4, "4", None), (4, "2", 20), (4, "2", 21)]
+
+
+def test_what_a_subscription_to_a_catalog_cannot_want_is_not_multiplied() -> None:
+    everything = ["s3:nessie:*"]
+    now = [
+        rule(events=everything, filter=None),
+        rule(rule="2", lane=20, events=["s3:nessie:COMMIT"], filter=None),
+        rule(rule="3", lane=30, events=everything, filter="type == 'MERGE' && message == ''"),
+        rule(rule="3", lane=31, events=everything, filter="type == 'MERGE' && message == ''"),
+        rule(rule="4", lane=40, events=["s3:ObjectRemoved:*"], filter=None),
+    ]
+    rows = [
+        change(seq=1, event="nessie:COMMIT", rules="1,2,3"),
+        change(seq=2, event="nessie:MERGE", rules="3,2,1,9"),
+        change(seq=3, rules="4"),  # is for Spark to say
+        change(seq=4, event="nessie:MERGE", rules="2"),
+    ]
+    found = multiplied(rows, now).to_pylist()
+    assert [(row["seq"], row["rule"], row["lane"]) for row in found] == [
+        (1, "1", 10),
+        (1, "2", 20),
+        (2, "3", 30),
+        (2, "3", 31),
+        (2, "1", 10),
+        (2, "9", None),
+        (3, "4", 40),
+    ]
 
 
 def test_a_format_that_the_plan_does_not_have_gives_no_body(spark: SparkSession) -> None:

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from typing import Any, LiteralString
 
 from tidings.catalog.model import Caller
-from tidings.events.catalog import CatalogEvent, ReferenceDeleted
+from tidings.events.catalog import PREFIX, CatalogEvent, ReferenceDeleted
 
 # Between events and their columns, in one text: JSON escapes control characters and names have none. PostgreSQL takes such a
 # text apart in a quarter of the time that it takes to read it as JSON.
 _ROW: LiteralString = "chr(30)"
 _FIELD: LiteralString = "chr(31)"
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-EVENT = "nessie:"
-"""Before the type of an event, in the column `event`."""
 
 
 def appended(source: LiteralString) -> LiteralString:
@@ -56,4 +53,4 @@ def parameters(repository: str, operation: str, events: Sequence[CatalogEvent], 
 def _row(event: CatalogEvent) -> str:
     about = event.about
     etag = "" if isinstance(event, ReferenceDeleted) else about.hash
-    return "\x1f".join((event.id, about.full_name, EVENT + event.type, etag, _encode(event.to_json())))
+    return "\x1f".join((event.id, about.full_name, PREFIX + event.type, etag, event.to_text()))

@@ -50,6 +50,11 @@ def _connected(arn: str) -> destinations.Destination:
 
 
 def preload() -> None:
+    load_clients()
+    tracing.prepare()
+
+
+def load_clients() -> None:
+    """Import them. Nothing is made or started."""
     for name in plugins.names("destinations"):
         plugins.load("destinations", name)
-    tracing.prepare()

@@ -17,7 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from tidings.cel.types import types_of
 from tidings.delivery import cel_columns
+from tidings.events import catalog, names
 from tidings.events.schema import CHANGE, stored
 from tidings.rules import columns
 
@@ -50,6 +52,7 @@ class Routes:
     def __init__(self) -> None:
         self._places: dict[str, list[int | None]] = {}
         self._rows: list[dict[str, Any]] = []
+        self._wanted: dict[tuple[str, int], bool] = {}
         self._batch = pa.RecordBatch.from_pylist([], schema=_ROUTE)
 
     def unknown(self, numbers: Iterable[str]) -> list[str]:
@@ -72,6 +75,18 @@ class Routes:
     def places(self, numbers: Sequence[str]) -> list[list[int | None]]:
         return [self._places[number] for number in numbers]
 
+    def may_want(self, event: str, place: int | None) -> bool:
+        """False where a subscription to a catalog is certain not to want events of this name, whatever else they say."""
+        if place is None or not event.startswith(catalog.PREFIX):  # other changes name the rules that matched
+            return True
+        if (known := self._wanted.get((event, place))) is None:
+            row = self._rows[place]
+            types = types_of(row["filter"]) if row["filter"] else None
+            asked = not set(names.wanted_by(event)).isdisjoint(row["events"])
+            known = asked and (types is None or event.removeprefix(catalog.PREFIX) in types)
+            self._wanted[event, place] = known
+        return known
+
     def take(self, picked: pa.Array) -> list[pa.Array]:
         return [column.take(picked) for column in self._batch.columns]
 
@@ -83,7 +98,7 @@ def numbers_in(batch: pa.RecordBatch) -> list[str]:
 
 
 def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
-    """One row for each change and lane, in the order of the changes."""
+    """One row for each change and lane, in the order of the changes; without those that are certain to be no match."""
     lists = pc.split_pattern(batch.column("rules"), ",")
     parents, numbers = pc.list_parent_indices(lists), pc.list_flatten(lists)
     encoded = numbers.dictionary_encode()
@@ -92,7 +107,10 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
         picked = pa.array([each[0] for each in places], pa.int32()).take(encoded.indices)
     else:
         several = pa.array(places, pa.list_(pa.int32())).take(encoded.indices)
-        parents, picked = parents.take(pc.list_parent_indices(several)), pc.list_flatten(several)
+        of_number = pc.list_parent_indices(several)
+        parents, numbers, picked = parents.take(of_number), numbers.take(of_number), pc.list_flatten(several)
+    if (wanted := _wanted(batch, routes, parents, picked)) is not None:
+        parents, numbers, picked = parents.filter(wanted), numbers.filter(wanted), picked.filter(wanted)
     one_each = len(parents) == batch.num_rows and parents.equals(pa.array(range(batch.num_rows), parents.type))
     kept = [
         column if one_each else column.take(parents)
@@ -101,10 +119,25 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
     ]
     named = routes.take(picked)
     if picked.null_count:  # their number is all that is left of rules that were deleted
-        own = numbers if len(numbers) == len(picked) else numbers.take(pc.list_parent_indices(several))
-        named[0] = pc.coalesce(named[0], own)
+        named[0] = pc.coalesce(named[0], numbers)
     names = [name for name in batch.schema.names if name != "rules"]
     return pa.RecordBatch.from_arrays([*kept, *named], names=[*names, *_ROUTE.names])
+
+
+def _wanted(batch: pa.RecordBatch, routes: Routes, parents: pa.Array, picked: pa.Array) -> pa.Array | None:
+    """Which rows may be wanted; None for all. Asked once for each name and place: a catalog's changes name every subscription
+    of their project."""
+    events = batch.column("event").dictionary_encode()
+    named = events.dictionary.to_pylist()
+    if not any(name.startswith(catalog.PREFIX) for name in named):
+        return None
+    places = picked.dictionary_encode("encode")
+    there = places.dictionary.to_pylist()
+    answers = [routes.may_want(event, place) for event in named for place in there]
+    if all(answers):
+        return None
+    cells = pc.add(pc.multiply(events.indices.take(parents), len(there)), places.indices)
+    return pa.array(answers).take(cells)
 
 
 def route(changes: DataFrame, literal: bool = False, filters: Sequence[str] = ()) -> DataFrame:

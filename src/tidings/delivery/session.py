@@ -179,5 +179,6 @@ def _local(scratch: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.local.dir": scratch,
+        "spark.python.daemon.module": "tidings.delivery.worker_daemon",  # a cluster's workers get our code with their tasks
         "spark.python.unix.domain.socket.dir": scratch,
     }

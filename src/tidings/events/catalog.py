@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,11 +10,14 @@ from datetime import UTC, datetime
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal
 
+PREFIX = "nessie:"
+"""Before the type of an event, where a change has its name."""
 SPEC_VERSION = "1.0.0"
 """Of what events say: the first that is shipped."""
 API_VERSION = "1"
 """Of Nessie's API, which the catalog serves."""
 ReferenceType = Literal["BRANCH", "TAG"]
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _FOLDERS = {"BRANCH": "/refs/heads/", "TAG": "/refs/tags/"}
 
 
@@ -67,6 +71,10 @@ class CatalogEvent(ABC):
         for name, camel in _own(kind):
             said[camel] = _plain(getattr(self, name))
         return said
+
+    def to_text(self) -> str:
+        """As messages carry it: JSON without spaces, in the order of the fields."""
+        return _encode(self.to_json())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,29 @@
+"""The process that Spark forks its Python workers from, with everything loaded that they use.
+
+Spark's own loads nothing, and each worker then takes 1.5 seconds of a core and 150 MB for itself, in place of 0.25 s and 60 MB:
+whoever is delivered to while a lane falls behind would wait for the workers of its catch-up. Threads do not survive a fork, so
+none that does anything may run here: clients are loaded, not made.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from importlib import import_module
+
+
+def load() -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # it would start a thread for each core
+    for name in ("pyspark.worker", "tidings.delivery.pipeline"):
+        import_module(name)
+    publishers = import_module("tidings.delivery.publishers")
+    publishers.load_clients()
+    gc.collect()
+    gc.freeze()  # pages that no collection touches stay shared
+
+
+if __name__ == "__main__":
+    from pyspark.daemon import manager
+
+    load()
+    manager()
