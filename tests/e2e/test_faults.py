@@ -2,18 +2,19 @@
 everybody else nothing has happened.
 
 The short form has one trouble for each kind. `make chaos` has all twenty, in turn, and holds the others' p99 from commit to
-arrival against that of the undisturbed times around the troubles: the middle one of five, for a machine has bad moments.
+arrival against that of the same ones in the undisturbed times between the troubles. The five times of each are taken together: a
+machine has bad moments, and in twenty seconds one of half a second is the p99.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ RATIO = 1.2
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of time in which one place had one trouble; `name` is empty where none had."""
+    """A stretch of time in which one place had one trouble, or none."""
 
     name: str
     trouble: str
@@ -255,17 +256,18 @@ def test_five_troubles_in_turn_leave_the_others_as_quick_as_before(
         for trouble in TROUBLES:
             began = time.time()
             time.sleep(UNDISTURBED_SECONDS)
-            quiet.append(Phase("", "none", began, time.time()))
+            quiet.append(Phase(watch.places[kind].name, "none", began, time.time()))
             phases.append(watch.trouble(kind, trouble, TROUBLE_SECONDS + (30 if trouble == "slow" else 0)))
     judge(watch, writers, seed, say)
     first, rows = first_arrivals(patient_collector), changes(watch.url, watch.buckets)
     undisturbed = [watch.delays(phase, rows, first) for phase in quiet]
-    usual = statistics.median(percentile(delays, 0.99) for delays in undisturbed)
-    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}")
-    worst = 0.0
+    usual = percentile(list(chain(*undisturbed)), 0.99)
+    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}; together p99 {usual:.2f} s")
+    troubled = []
     for phase in phases:
-        others = watch.delays(phase, rows, first)
-        ratio = percentile(others, 0.99) / usual
-        worst = max(worst, ratio)
-        say(f"{kind}: {phase.back}; the others' {figures(others)}, {ratio:.2f} x undisturbed")
-    assert worst <= RATIO
+        troubled.append(watch.delays(phase, rows, first))
+        ratio = percentile(troubled[-1], 0.99) / usual
+        say(f"{kind}: {phase.back}; the others' {figures(troubled[-1])}, {ratio:.2f} x undisturbed")
+    ratio = percentile(list(chain(*troubled)), 0.99) / usual
+    say(f"{kind}: in all five troubles the others' {figures(list(chain(*troubled)))}, {ratio:.2f} x undisturbed")
+    assert ratio <= RATIO
