@@ -2,8 +2,8 @@
 everybody else nothing has happened.
 
 The short form has one trouble for each kind. `make chaos` has all twenty, in turn, and holds the others' p99 from commit to
-arrival against that of the same ones in the undisturbed times between the troubles. The five times of each are taken together: a
-machine has bad moments, and in twenty seconds one of half a second is the p99.
+arrival against that of the same ones in the undisturbed times between the troubles. The five times of each are taken
+together: a machine has bad moments, and in twenty seconds one of half a second is the p99.
 """
 
 from __future__ import annotations
