@@ -59,6 +59,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
             for place, (name, environment) in enumerate(environments.items())
         }
         committers = _Committers(served, key, commits)
+        committers.begin("no events")
         seconds = interleaved({name: partial(committers.run, name) for name in served}, pairs, 1, progress)
         if NAMES[0] in names:
             yield _figure(NAMES[0], commits, seconds, ("events", "no events"), Bar(">=", 0.9), "")
@@ -74,7 +75,7 @@ def _serving(url: str, log: Path, environment: Mapping[str, str]) -> Iterator[in
     own = {
         "TIDINGS_DATABASE__URL": url,
         "TIDINGS_API__PORT": str(port),
-        "TIDINGS_STORE__BLOBS": str(log.with_suffix("")),
+        "TIDINGS_STORE__BLOBS": log.with_suffix("").as_uri(),
         **environment,
     }
     with log.open("wb") as out:
@@ -112,15 +113,27 @@ class _Committers:
         self._ports, self._key, self._each = ports, key, commits // _COMMITTERS
         self._runs = itertools.count()
 
+    def begin(self, server: str) -> None:
+        """The repository begins with its first request, which is an event of its own."""
+        with self._connected(server) as connection:
+            connection.sendall(self._requests("first")[-1])
+            await_answer(connection)
+
     def run(self, server: str) -> float:
         """Seconds."""
+        run = next(self._runs)
         with ExitStack() as open_ones:
-            lines = []
-            for number in range(_COMMITTERS):
-                connection = open_ones.enter_context(socket.create_connection(("127.0.0.1", self._ports[server]), timeout=30))
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                lines.append((connection, self._requests(f"run-{next(self._runs)}-{number}")))
-            return _seconds(lines)
+            return _seconds(
+                [
+                    (open_ones.enter_context(self._connected(server)), self._requests(f"run-{run}-{number}"))
+                    for number in range(_COMMITTERS)
+                ]
+            )
+
+    def _connected(self, server: str) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self._ports[server]), timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
 
     def _requests(self, branch: str) -> list[bytes]:
         """Last first: after the branch was made, its commits."""
