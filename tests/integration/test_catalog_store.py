@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from catalog_calls import WHO, Calls, calls
 from catalog_changes import table
 from conftest import Say
-from tidings.catalog import contents, joined, points, writing
+from tidings.catalog import contents, joined, limits, points, writing
 from tidings.catalog.errors import CatalogError
 from tidings.catalog.hashes import BEGINNING
 from tidings.catalog.merge import Wish
@@ -297,6 +297,33 @@ def test_branches_of_branches_are_looked_up_in_a_bounded_number_of_lines(catalog
     assert len(catalog.log(name)) == 2 * points.MOST_LINES + 5
     assert set(catalog.state(name, before)) == {key(f"k{n}") for n in range(2 * points.MOST_LINES + 3)}
     assert writing.MOST_LINES == points.MOST_LINES
+
+
+@pytest.mark.parametrize("limit", ["MOST_COMMITS", "MOST_BYTES"])
+def test_a_call_takes_in_so_much_of_a_history_and_can_go_in_steps(
+    catalog: Calls, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    service, project = catalog.catalog, catalog.project
+    catalog.create("dev", "main")
+    hashes = [catalog.commit("dev", None, put(f"t{number}")) for number in range(4)]
+    [(size,)] = catalog.connection.execute(
+        "select octet_length(operations) from catalog_commits where repository = %s limit 1", [project]
+    ).fetchall()
+    monkeypatch.setattr(limits, limit, 3 if limit == "MOST_COMMITS" else 3 * size)
+    catalog.told.types()
+
+    refused: tuple[Callable[[], Any], ...] = (
+        lambda: catalog.run(service.merge(project, WHO, "main", None, Wish("dev", None))),
+        lambda: catalog.run(service.transplant(project, WHO, "main", None, hashes, Wish("dev", None))),
+        lambda: catalog.diff("main", "dev"),
+    )
+    for call in refused:
+        with pytest.raises(CatalogError, match=r"takes in 4 commits with .* go in steps"):
+            call()
+    assert catalog.told.types() == []
+    catalog.run(service.merge(project, WHO, "main", None, Wish("dev", hashes[1])))
+    catalog.run(service.merge(project, WHO, "main", None, Wish("dev", None)))
+    assert catalog.state("main") == catalog.state("dev")
 
 
 def test_a_table_is_joined_with_the_object_that_it_names(catalog: Calls) -> None:

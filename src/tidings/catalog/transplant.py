@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tidings.catalog import writing
+from tidings.catalog import limits, writing
 from tidings.catalog.commits import said
 from tidings.catalog.contents import content_of, contents
 from tidings.catalog.errors import bad_request, no_commit
@@ -61,11 +61,12 @@ async def transplant(
 
 async def _wanted(connection: AsyncConnection[Any], repository: str, ref: Ref, hashes: Sequence[str]) -> list[Entry]:
     """The commits, in the order in which they were made: they must be named in it."""
+    await limits.check_named(connection, repository, hashes)
     rows = await (await connection.execute(_COMMITS, [repository, list(hashes)])).fetchall()
     known = {entry.hash: entry for entry in (Entry(*row) for row in rows)}
-    limits = ref.head.limits()
+    there = ref.head.limits()
     for hash in hashes:
-        if hash not in known or known[hash].number > limits.get(known[hash].line, 0):
+        if hash not in known or known[hash].number > there.get(known[hash].line, 0):
             raise no_commit(hash, ref.name)
     entries = [known[hash] for hash in hashes]
     if any(one.number >= next_.number for one, next_ in pairwise(entries)):
