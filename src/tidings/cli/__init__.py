@@ -12,6 +12,7 @@ from tidings.cli import (
     access,
     buckets,
     catalog,
+    consume,
     dead_letters,
     explain,
     lanes,
@@ -51,6 +52,7 @@ app.add_typer(access.app, name="access")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(consume.app, name="consume")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(subscriptions.app, name="subscriptions")
