@@ -24,6 +24,7 @@ from tidings.settings import Settings
 log = logging.getLogger(__name__)
 
 _REPORT = "outcome string, messages bigint, error string"
+_GROUP = "tidings-uploads"
 _LONGEST = 1e9
 """Seconds of a round that ends by itself."""
 _PAUSE_SECONDS = 2.0
@@ -36,6 +37,7 @@ def run(spark: SparkSession, settings: Settings, once: bool, stop: threading.Eve
     Tasks under way are ended in the middle when it stops, for they may be: it is no different from a crash.
     """
     done = Tally()
+    spark.sparkContext.setJobGroup(_GROUP, "the upload registry")
     threading.Thread(target=_cancel_on, args=(spark, stop), name="uploads-stop", daemon=True).start()
     while not stop.is_set():
         began = time.monotonic()
@@ -101,6 +103,6 @@ def _consumer() -> Consumer:
 def _cancel_on(spark: SparkSession, stop: threading.Event) -> None:
     stop.wait()
     try:
-        spark.sparkContext.cancelAllJobs()
+        spark.sparkContext.cancelJobGroup(_GROUP)
     except Exception:  # the session has ended before
         return
