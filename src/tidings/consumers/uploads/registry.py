@@ -20,7 +20,7 @@ from tidings.consumers.uploads.labels import Upload, key_of
 # In the order of the locks themselves: two who want several never wait for each other in a circle. Any constant will do.
 _LOCK: LiteralString = """
 select pg_advisory_xact_lock(wanted.lock)
-from (select distinct hashtextextended(%(bucket)s || '/' || k, 8011) as lock from unnest(%(keys)s::text[]) k order by 1) wanted
+from (select distinct hashtextextended(%(bucket)s::text || '/' || k, 8011) as lock from unnest(%(keys)s::text[]) k order by 1) wanted
 """
 
 # Sorted, for the same reason. A time never goes back, whichever consumer commits first.
