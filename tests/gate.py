@@ -1,9 +1,9 @@
 """An HTTP proxy that holds or fails chosen requests: a peer that hangs just where a test wants it to.
 
-    with gate.running(("127.0.0.1", server_port)) as way:
-        way.choose = lambda request: "before" if request.method == "HEAD" else None
-        way.held.wait(30)      # one is held
-        way.release()
+with gate.running(("127.0.0.1", server_port)) as way:
+    way.choose = lambda request: "before" if request.method == "HEAD" else None
+    way.held.wait(30)      # one is held
+    way.release()
 """
 
 from __future__ import annotations

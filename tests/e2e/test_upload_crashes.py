@@ -1,4 +1,4 @@
-"""The consumer killed between any two of its steps, and removals that meet it half-way: nothing lost, nothing twice, no ghosts."""
+"""The consumer killed between any two of its steps, and removals that meet it half-way: nothing lost, twice or back again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 from s3_server import Server, s3_server
@@ -22,9 +22,13 @@ from tidings.consumers.uploads.consuming import Outcome, Tally
 from tidings.local.postgres import Postgres
 from waiting import until
 
-_numbers = count(1)
 NAMES = {("org", f"n-{number}") for number in range(5)}
-RUN = "from tidings import settings; from tidings.consumers.uploads.consuming import Consumer; Consumer(settings.load()).work(600)"
+RUN = """
+from tidings import settings
+from tidings.consumers.uploads.consuming import Consumer
+
+Consumer(settings.load()).work(600)
+"""
 
 Choose = Callable[[Request], str | None]
 
@@ -45,11 +49,21 @@ def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
+@pytest.fixture(scope="module")
+def made(server: Server) -> Place:
+    return place(server, "crashes")
+
+
 @pytest.fixture
-def ready(server: Server) -> Place:
-    found = place(server, f"crashes-{next(_numbers)}", visibility_seconds=3)
-    found.received_test_event()
-    return found
+def ready(made: Place) -> Place:
+    made.clean()
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(made: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with front(made, tmp_path_factory.mktemp("front")) as (running, _):
+        yield running
 
 
 @pytest.fixture
@@ -62,7 +76,11 @@ def way(server: Server) -> Iterator[Gate]:
 def killed(of: Place, way: Gate, folder: Path) -> Iterator[None]:
     """A consumer as a process, behind the gate; when the block ends, it is killed where it stands."""
     with (folder / "consumer.log").open("wb") as log:
-        environment = {**of.environment, "TIDINGS_UPLOADS__ENDPOINT": way.endpoint}
+        environment = {
+            **of.environment,
+            "TIDINGS_UPLOADS__ENDPOINT": way.endpoint,
+            "TIDINGS_UPLOADS__VISIBILITY_SECONDS": "4",
+        }
         process = subprocess.Popen([sys.executable, "-c", RUN], env=environment, stdout=log, stderr=log)
     try:
         yield
@@ -126,11 +144,11 @@ def _waits_to_write(of: Place) -> bool:
 
 
 def test_a_consumer_that_saw_an_object_before_it_was_removed_does_not_bring_it_back(
-    ready: Place, way: Gate, tmp_path: Path
+    ready: Place, way: Gate, client: httpx.Client
 ) -> None:
     key = ready.upload(ready.server.project, "report")
     ready.notify(key)
-    with front(ready, tmp_path) as (client, _), ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads:
         way.choose = lambda each: "after" if asks_for_an_object(each) else None
         consuming = threads.submit(ready.consume, endpoint=way.endpoint)
         assert way.held.wait(60), "the consumer knows that the object is there"
@@ -140,27 +158,26 @@ def test_a_consumer_that_saw_an_object_before_it_was_removed_does_not_bring_it_b
         assert consuming.result(60) == {Outcome.RECORDED: 1}
         assert removing.result(60).status_code == 200
     assert ready.rows() == {}
-    assert ready.server.client().list_objects_v2(Bucket=ready.bucket)["KeyCount"] == 0
+    assert ready.s3.list_objects_v2(Bucket=ready.bucket, Prefix=ready.server.project)["KeyCount"] == 0
 
 
 def _waits_for_the_lock(of: Place) -> bool:
     return bool(of.server.query("select 1 from pg_locks where locktype = 'advisory' and not granted"))
 
 
-def test_a_late_event_does_not_bring_back_what_was_removed_but_a_newer_upload_does(ready: Place, tmp_path: Path) -> None:
+def test_a_late_event_does_not_bring_back_what_was_removed_but_a_newer_upload_does(ready: Place, client: httpx.Client) -> None:
     project = ready.server.project
-    with front(ready, tmp_path) as (client, _):
-        ready.notify(ready.upload(project, "report"))
-        assert ready.consume() == {Outcome.RECORDED: 1}
-        assert client.delete("/api/uploads/report").status_code == 200
-        assert ready.rows() == {}
-        ready.notify(f"{project}/report")
-        assert ready.consume() == {Outcome.GONE: 1}
-        assert ready.rows() == {}
-        posted = client.post("/api/uploads", data={"name": "report"}, files={"file": ("r.txt", b"newer", "text/plain")})
-        assert posted.status_code == 200
-        ready.notify(f"{project}/report")
-        assert ready.consume() == {Outcome.RECORDED: 1}
+    ready.notify(ready.upload(project, "report"))
+    assert ready.consume() == {Outcome.RECORDED: 1}
+    assert client.delete("/api/uploads/report").status_code == 200
+    assert ready.rows() == {}
+    ready.notify(f"{project}/report")
+    assert ready.consume() == {Outcome.GONE: 1}
+    assert ready.rows() == {}
+    posted = client.post("/api/uploads", data={"name": "report"}, files={"file": ("r.txt", b"newer", "text/plain")})
+    assert posted.status_code == 200
+    ready.notify(f"{project}/report")
+    assert ready.consume() == {Outcome.RECORDED: 1}
     assert list(ready.rows()) == [(project, "report")]
 
 

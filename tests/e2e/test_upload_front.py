@@ -33,7 +33,7 @@ def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def made(server: Server) -> Place:
     found = place(server, "front-uploads")
-    found.received_test_event()
+    found.clean()
     return found
 
 
@@ -59,7 +59,7 @@ def test_a_post_is_one_put_with_metadata_and_content_type_and_answers_name_and_s
     answer = posted(client, name, b"content", "application/pdf")
     assert (answer.status_code, answer.json()) == (200, {"success": True, "name": name, "size": 7})
     key = f"{made.server.project}/{name}"
-    found = made.server.client().get_object(Bucket=made.bucket, Key=key)
+    found = made.s3.get_object(Bucket=made.bucket, Key=key)
     assert (found["Body"].read(), found["ContentType"]) == (b"content", "application/pdf")
     assert found["Metadata"]["organizationid"] == made.server.project
     made.notify(key)
@@ -86,7 +86,7 @@ def test_the_list_comes_in_pages_and_an_organisation_sees_and_removes_only_its_o
     for organisation in (made.server.project, other):
         for name in ("p-1", "p-2", "p-3"):
             made.notify(made.upload(organisation, name))
-    assert made.consume() == {Outcome.RECORDED: 6}
+    assert made.consume(6) == {Outcome.RECORDED: 6}
     theirs = {"authorization": f"Bearer {key}"}
     first = client.get("/api/uploads", params={"limit": 2}, headers=theirs).json()
     assert ([each["name"] for each in first["uploads"]], first["next"]) == (["p-1", "p-2"], "p-2")
@@ -95,7 +95,7 @@ def test_the_list_comes_in_pages_and_an_organisation_sees_and_removes_only_its_o
     assert client.delete("/api/uploads/p-1", headers=theirs).status_code == 200
     assert (other, "p-1") not in made.rows()
     assert (made.server.project, "p-1") in made.rows()
-    made.server.client().head_object(Bucket=made.bucket, Key=f"{made.server.project}/p-1")
+    made.s3.head_object(Bucket=made.bucket, Key=f"{made.server.project}/p-1")
     for name in ("p-1", "p-2", "p-3"):
         client.delete(f"/api/uploads/{name}")
 
@@ -118,7 +118,7 @@ def test_a_large_file_is_not_held_in_memory(served: tuple[httpx.Client, int], ma
     posted(client, "small", b"x")
     before, size = peak(), MOST - 1000
     assert posted(client, "large", bytes(size)).json() == {"success": True, "name": "large", "size": size}
-    assert made.server.client().head_object(Bucket=made.bucket, Key=f"{made.server.project}/large")["ContentLength"] == size
+    assert made.s3.head_object(Bucket=made.bucket, Key=f"{made.server.project}/large")["ContentLength"] == size
     assert peak() - before < size / 2
 
 
@@ -149,7 +149,7 @@ def test_a_bad_request_is_told_what_is_wrong_and_stores_nothing(
     answer = client.post("/api/uploads", content=content, headers=headers)
     assert (answer.status_code, answer.json()["success"]) == (status, False)
     assert words in answer.json()["error"]["message"]
-    assert "Contents" not in made.server.client().list_objects_v2(Bucket=made.bucket, Prefix=f"{made.server.project}/n")
+    assert "Contents" not in made.s3.list_objects_v2(Bucket=made.bucket, Prefix=f"{made.server.project}/n")
 
 
 def test_a_file_that_is_too_large_is_refused_whether_or_not_its_length_was_announced(client: httpx.Client, made: Place) -> None:
@@ -172,7 +172,7 @@ def test_a_file_that_is_too_large_is_refused_whether_or_not_its_length_was_annou
 
     streamed = client.post("/api/uploads", content=pieces(), headers=BOUNDARY)
     assert (streamed.status_code, streamed.json()["error"]["code"]) == (413, "TooLarge")
-    assert "Contents" not in made.server.client().list_objects_v2(Bucket=made.bucket, Prefix=f"{made.server.project}/huge")
+    assert "Contents" not in made.s3.list_objects_v2(Bucket=made.bucket, Prefix=f"{made.server.project}/huge")
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer ", "Bearer nonsense", "Basic eDp4", "AWS4-HMAC-SHA256 x"])

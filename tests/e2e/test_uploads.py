@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import psycopg
@@ -27,7 +26,6 @@ from tidings.local.postgres import Postgres
 from tidings.settings import Settings
 from waiting import until
 
-_numbers = count(1)
 RECORDED, GONE, UNLABELLED, IGNORED, FAILED = Outcome
 
 
@@ -38,15 +36,14 @@ def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def made(server: Server) -> Place:
-    return place(server, f"uploads-{next(_numbers)}")
+    return place(server, "uploads")
 
 
 @pytest.fixture
 def ready(made: Place) -> Place:
-    """The test event of the rule has been received."""
-    made.received_test_event()
+    made.clean()
     return made
 
 
@@ -55,7 +52,7 @@ def test_init_makes_queues_bucket_and_rule_and_changes_nothing_the_second_time(s
     first = init(found.settings())
     queues = (found.queue, found.letters)
     assert first.changed == (f"queue {queues[1]}", f"queue {queues[0]}", "bucket uploads-init", f"rule {RULE}")
-    sqs = found.sqs()
+    sqs = found.sqs
     letters = sqs.get_queue_attributes(QueueUrl=first.dead_letters_url, AttributeNames=["All"])["Attributes"]
     assert letters["MessageRetentionPeriod"] == str(4 * 24 * 3600)
     queue = sqs.get_queue_attributes(QueueUrl=first.queue_url, AttributeNames=["All"])["Attributes"]
@@ -66,8 +63,8 @@ def test_init_makes_queues_bucket_and_rule_and_changes_nothing_the_second_time(s
     assert init(found.settings(visibility_seconds=33)).changed == (f"attributes of {found.queue}",)
 
 
-def test_init_leaves_the_other_rules_of_the_bucket_as_they_are(made: Place) -> None:
-    s3, sqs = made.server.client(), made.sqs()
+def test_init_leaves_the_other_rules_of_the_bucket_as_they_are(ready: Place) -> None:
+    made, s3, sqs = ready, ready.s3, ready.sqs
     other_url = sqs.create_queue(QueueName=f"{made.bucket}-other")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=other_url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     removed = {"Id": "other", "QueueArn": arn, "Events": ["s3:ObjectRemoved:*"]}
@@ -93,10 +90,11 @@ def test_without_a_key_the_operator_hears_which_setting_to_set() -> None:
         init(Settings())
 
 
-def test_the_test_event_is_acknowledged_and_nothing_is_stored_for_it(made: Place) -> None:
-    assert made.waiting() == 1
-    assert made.consume() == {IGNORED: 1}
-    assert (made.waiting(), made.rows()) == (0, {})
+def test_the_test_event_is_acknowledged_and_nothing_is_stored_for_it(server: Server) -> None:
+    found = place(server, "uploads-test-event")
+    assert found.waiting() == 1
+    assert found.consume() == {IGNORED: 1}
+    assert (found.waiting(), found.rows()) == (0, {})
 
 
 @pytest.mark.parametrize("golden", ["put", "copy", "multipart", "post"])
@@ -120,7 +118,7 @@ def test_a_delete_is_acknowledged_and_the_store_is_not_asked(ready: Place, golde
 def test_the_metadata_routes_and_not_the_key(ready: Place) -> None:
     ready.put("anything/at/all", Metadata={"organizationId": "org_b", "name": "b"})
     ready.notify("anything/at/all", ready.upload("org_a", "a"))
-    assert ready.consume() == {RECORDED: 2}
+    assert ready.consume(2) == {RECORDED: 2}
     assert set(ready.rows()) == {("org_a", "a"), ("org_b", "b")}
 
 
@@ -130,7 +128,7 @@ def test_same_name_concurrent_uploads_are_one_row(ready: Place) -> None:
         keys = list(threads.map(lambda n: ready.upload("org", "same", bytes([n])), range(16)))
     ready.notify(*keys)
     with ThreadPoolExecutor(2) as threads:
-        tallies = list(threads.map(lambda _: ready.consume(), range(2)))
+        tallies = list(threads.map(lambda _: ready.drain(), range(2)))
     assert sum(tallies, Tally()) == {RECORDED: 16}
     assert list(ready.rows()) == [("org", "same")]
     assert ready.waiting() == 0
@@ -139,21 +137,20 @@ def test_same_name_concurrent_uploads_are_one_row(ready: Place) -> None:
 def test_a_notification_whose_object_was_deleted_is_acknowledged_and_leaves_no_stale_row(ready: Place) -> None:
     """Seed 004, "Notification arrives but object was deleted"."""
     key = ready.upload("org", "short-lived")
-    ready.server.client().delete_object(Bucket=ready.bucket, Key=key)
+    ready.s3.delete_object(Bucket=ready.bucket, Key=key)
     ready.notify(key)
     assert ready.consume() == {GONE: 1}
     assert (ready.waiting(), ready.rows()) == (0, {})
 
 
-def test_a_head_that_fails_for_a_while_is_tried_again_and_its_neighbours_are_recorded(server: Server) -> None:
+def test_a_head_that_fails_for_a_while_is_tried_again_and_its_neighbours_are_recorded(ready: Place) -> None:
     """Seed 004, "head() fails transiently"."""
-    found = place(server, f"uploads-{next(_numbers)}", visibility_seconds=1)
-    found.received_test_event()
+    found = ready
     bad, good = found.upload("org", "bad"), found.upload("org", "good")
     found.notify(bad, good)
-    with gate.running(("127.0.0.1", server.port)) as way:
+    with gate.running(("127.0.0.1", found.server.port)) as way:
         way.choose = lambda request: 503 if request.method == "HEAD" and request.path.endswith("bad") else None
-        consumer = found.consumer(endpoint=way.endpoint)
+        consumer = found.consumer(endpoint=way.endpoint, visibility_seconds=1)
         assert consumer.batch(0) == {FAILED: 1, RECORDED: 1}
         assert list(found.rows()) == [("org", "good")]
         assert found.waiting() == 1
@@ -187,23 +184,22 @@ def test_an_object_without_its_metadata_is_logged_and_acknowledged(
 def test_a_re_upload_updates_the_row_and_so_does_the_same_message_twice(ready: Place) -> None:
     """Seed 004, "Re-upload (same name, different file)"."""
     ready.notify(ready.upload("org", "report", b"one"))
-    ready.consume()
+    assert ready.consume() == {RECORDED: 1}
     [(row, first)] = ready.rows().items()
     ready.notify(*[ready.upload("org", "report", b"two")] * 2)
-    assert ready.consume() == {RECORDED: 2}
+    assert ready.consume(2) == {RECORDED: 2}
     [(again, second)] = ready.rows().items()
     assert again == row == ("org", "report")
     assert second > first
 
 
-def test_a_message_that_is_no_notification_is_a_dead_letter_after_four_receives_and_harms_nobody(server: Server) -> None:
-    found = place(server, f"uploads-{next(_numbers)}", visibility_seconds=1)
-    found.received_test_event()
+def test_a_message_that_is_no_notification_is_a_dead_letter_after_four_receives_and_harms_nobody(ready: Place) -> None:
+    found = ready
     found.send("poison")
     found.send(json.dumps({"action": "PutObject", "bucket": "elsewhere", "object": {"key": "k"}}))
     found.notify(found.upload("org", "good"))
     seen = Tally()
-    consumer = found.consumer()
+    consumer = found.consumer(visibility_seconds=1)
 
     def both_are_letters() -> bool:
         seen.update(consumer.batch(0))
@@ -213,7 +209,7 @@ def test_a_message_that_is_no_notification_is_a_dead_letter_after_four_receives_
     consumer.close()
     assert seen == {RECORDED: 1, FAILED: 8}, "three retries each"
     assert found.waiting() == 0
-    letters = found.sqs().receive_message(QueueUrl=found.url(found.letters), MaxNumberOfMessages=10)["Messages"]
+    letters = found.sqs.receive_message(QueueUrl=found.url(found.letters), MaxNumberOfMessages=10)["Messages"]
     assert "poison" in [each["Body"] for each in letters]
 
 
@@ -222,7 +218,7 @@ def test_two_consumers_share_the_queue_and_every_name_is_there_once(ready: Place
     keys = [ready.upload("org", name) for name in names]
     ready.notify(*keys, *keys[:10], *reversed(keys[5:15]))
     with ThreadPoolExecutor(2) as threads:
-        tallies = list(threads.map(lambda _: ready.consume(), range(2)))
+        tallies = list(threads.map(lambda _: ready.drain(), range(2)))
     assert sum(tallies, Tally()) == {RECORDED: 40}
     assert set(ready.rows()) == {("org", name) for name in names}
     assert (ready.waiting(), ready.waiting(ready.letters)) == (0, 0)
@@ -232,10 +228,10 @@ def test_a_batch_has_ten_messages_at_most_and_is_waited_for_no_longer_than_it_is
     ready.notify(*[ready.upload("org", "a")] * 11)
     consumer = ready.consumer(batch_seconds=2)
     assert consumer.batch(2) == {RECORDED: 10}
-    late = threading.Timer(0.7, lambda: ready.notify("org/a"))
+    late = threading.Timer(0.5, lambda: ready.notify("org/a"))
     late.start()
-    assert consumer.batch(5) == {RECORDED: 2}, "what comes meanwhile is of the same batch"
-    assert consumer.batch(0) == {}
+    assert consumer.batch(3) == {RECORDED: 2}, "what comes meanwhile is of the same batch"
+    assert ready.waiting() == 0
     consumer.close()
 
 
@@ -256,11 +252,10 @@ class FailsToAcknowledge(Consumer):
         raise ConnectionError(f"{len(messages)} messages")
 
 
-def test_a_consumer_that_goes_on_after_a_failure_reconnects_and_loses_nothing(server: Server) -> None:
-    found = place(server, f"uploads-{next(_numbers)}", visibility_seconds=1)
-    found.received_test_event()
+def test_a_consumer_that_goes_on_after_a_failure_reconnects_and_loses_nothing(ready: Place) -> None:
+    found = ready
     found.notify(found.upload("org", "a"))
-    failing = FailsToAcknowledge(found.settings())
+    failing = FailsToAcknowledge(found.settings(visibility_seconds=1))
     assert failing.work(1.0) == {}, "what was not acknowledged is not counted"
     failing.close()
     first = found.rows()

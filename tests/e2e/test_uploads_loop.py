@@ -1,4 +1,4 @@
-"""The whole loop of seed 004 on one machine, with nothing simulated: put, change, rule with filters, Spark, queue, Spark, registry."""
+"""The whole loop of seed 004 on one machine, nothing simulated: put, change, rule with filters, stream, queue, consumer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delivering(spark: SparkSession, settings: Settings) -> Iterator[None]:
 
 
 def with_filters(of: Place, prefix: str, suffix: str) -> None:
-    s3 = of.server.client()
+    s3 = of.s3
     found = s3.get_bucket_notification_configuration(Bucket=of.bucket)
     found.pop("ResponseMetadata")
     [rule] = found["QueueConfigurations"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tidings.access import api_keys
 from tidings.access.macaroons import Caveat
 from tidings.access.permissions import ACTIONS
 from tidings.access.projects import create_project
-from tidings.consumers.uploads.consuming import Consumer, Outcome, Tally
+from tidings.consumers.uploads.consuming import Consumer, Tally
 from tidings.consumers.uploads.init import init
 from tidings.local.processes import free_port
 from tidings.settings import Settings
@@ -42,7 +43,7 @@ class Place:
     bucket: str
     environment: dict[str, str]
     api_key: str = field(repr=False)
-    visibility: int = 60
+    _consumer: Consumer | None = field(default=None, repr=False)
 
     def settings(self, **uploads: Any) -> Settings:
         own = {
@@ -51,7 +52,6 @@ class Place:
             "secret": self.server.secret,
             "bucket": self.bucket,
             "queue": self.queue,
-            "visibility_seconds": self.visibility,
             "batch_seconds": 0,
         }
         return Settings(database={"url": self.server.database_url}, uploads={**own, **uploads})
@@ -60,8 +60,13 @@ class Place:
     def queue(self) -> str:
         return f"{self.bucket}-notifications"
 
+    @cached_property
     def sqs(self) -> Any:
         return sqs(self.server)
+
+    @cached_property
+    def s3(self) -> Any:
+        return self.server.client()
 
     def url(self, queue: str = "") -> str:
         return f"{self.server.endpoint}/{self.server.project}/{queue or self.queue}"
@@ -73,15 +78,34 @@ class Place:
     def consumer(self, **uploads: Any) -> Consumer:
         return Consumer(self.settings(**uploads))
 
-    def consume(self, **uploads: Any) -> Tally:
-        consumer = self.consumer(**uploads)
+    def consume(self, messages: int = 1, **uploads: Any) -> Tally:
+        """Batches until so many messages were taken, or there is none."""
+        if uploads:
+            consumer = self.consumer(**uploads)
+        else:
+            consumer = self._consumer = self._consumer or self.consumer()
+        done = Tally()
+        while done.total() < messages and (batch := consumer.batch(0)):
+            done += batch
+        if uploads:
+            consumer.close()
+        return done
+
+    def drain(self) -> Tally:
+        consumer = self.consumer()
         try:
             return consumer.work(60, once=True)
         finally:
             consumer.close()
 
+    def clean(self) -> None:
+        """Nothing in the registry, and nothing in any queue."""
+        with psycopg.connect(self.server.database_url, autocommit=True) as connection:
+            connection.execute("truncate upload_registry")
+            connection.execute("delete from queue_messages")
+
     def put(self, key: str, content: bytes = b"x", **more: Any) -> None:
-        self.server.client().put_object(Bucket=self.bucket, Key=key, Body=content, **more)
+        self.s3.put_object(Bucket=self.bucket, Key=key, Body=content, **more)
 
     def upload(self, organisation: str, name: str, content: bytes = b"x") -> str:
         """As the front does it; returns the key."""
@@ -97,7 +121,7 @@ class Place:
             self.send(json.dumps(body))
 
     def send(self, body: str) -> None:
-        self.sqs().send_message(QueueUrl=self.url(), MessageBody=body)
+        self.sqs.send_message(QueueUrl=self.url(), MessageBody=body)
 
     def rows(self) -> dict[tuple[str, str], datetime]:
         found = self.server.query("select organisation, name, created_at from upload_registry")
@@ -107,20 +131,16 @@ class Place:
     def waiting(self, queue: str = "") -> int:
         """Messages in a queue, in flight or not."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        found = self.sqs().get_queue_attributes(QueueUrl=self.url(queue), AttributeNames=names)["Attributes"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.url(queue), AttributeNames=names)["Attributes"]
         return sum(int(found[name]) for name in names)
 
-    def received_test_event(self) -> None:
-        assert self.consume() == {Outcome.IGNORED: 1}
 
-
-def place(server: Server, bucket: str, **uploads: Any) -> Place:
-    """A bucket and queues as `tidings uploads init` makes them, an empty registry."""
+def place(server: Server, bucket: str) -> Place:
+    """A bucket and queues as `tidings uploads init` makes them; the test event is in the queue."""
     with psycopg.connect(server.database_url, autocommit=True) as connection:
-        connection.execute("truncate upload_registry")
         made = api_keys.create(connection, server.project)
     canary.plant(server.database_url)
-    found = Place(server, bucket, {}, made.api_key, uploads.get("visibility_seconds", 60))
+    found = Place(server, bucket, {}, made.api_key)
     init(found.settings())
     found.environment = {
         **os.environ,
@@ -130,7 +150,6 @@ def place(server: Server, bucket: str, **uploads: Any) -> Place:
         "TIDINGS_UPLOADS__SECRET": server.secret,
         "TIDINGS_UPLOADS__BUCKET": found.bucket,
         "TIDINGS_UPLOADS__QUEUE": found.queue,
-        "TIDINGS_UPLOADS__VISIBILITY_SECONDS": str(found.visibility),
         "TIDINGS_UPLOADS__BATCH_SECONDS": "0",
         "TIDINGS_API__WORKERS": "1",
     }

@@ -14,7 +14,7 @@ app = typer.Typer(help="The upload registry: make what it needs, and serve its f
 
 @app.command()
 def init(as_json: AsJson = False) -> None:
-    """Make the queue, its dead letter queue, the bucket, and the rule between them. Again, it changes only what is otherwise."""
+    """Make the queue, its dead letter queue, the bucket, and the rule between them. Again, it mends what is otherwise."""
     from tidings.consumers.uploads.init import MAX_RECEIVES, RETENTION_SECONDS, init
 
     made = init(settings_module.load())

@@ -1,8 +1,8 @@
 """The consumer: receive → head → upsert, committed → delete, for up to ten messages at once.
 
 A crash between any two of these leaves the messages in the queue, and what is done again does no harm: a name is recorded once.
-What fails is not acknowledged and comes back when its visibility ends; after four receives the queue itself moves it to the dead
-letters.
+What fails is not acknowledged and comes back when its visibility ends; after four receives the queue itself moves it to its
+dead letters.
 """
 
 from __future__ import annotations

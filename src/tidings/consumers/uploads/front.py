@@ -151,7 +151,7 @@ class Front:
         return _answer({"uploads": uploads, "next": shown[-1][0] if len(found) > len(shown) else None})
 
     async def _delete(self, organisation: str, name: str) -> Response:
-        """The object first: if we die in between, the registry still shows it, and whoever asked has no answer and asks again."""
+        """The object first: if we die in between, the list still has it, and whoever asked has no answer and asks again."""
         upload = named(organisation, name)
         async with transaction(self._pool) as connection:
             await registry.hold_one(connection, self._bucket, upload)

@@ -1,4 +1,4 @@
-"""What the registry needs and tenants' tools would make by hand (seed 004, "Imperative Setup"): queues, bucket, rule. Any number of times."""
+"""What the registry needs (seed 004, "Imperative Setup"): queues, a bucket, a rule. It can be made any number of times."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def init(settings: Settings) -> Made:
 def _made(settings: Settings) -> Made:
     uploads, changed = settings.uploads, list[str]()
     sqs, s3 = places.sqs(settings, _SECONDS), places.s3(settings, _SECONDS)
-    letters, letters_arn = _queue(
-        sqs, uploads.dead_letters, {"MessageRetentionPeriod": str(RETENTION_SECONDS)}, {}, changed
-    )
+    letters, letters_arn = _queue(sqs, uploads.dead_letters, {"MessageRetentionPeriod": str(RETENTION_SECONDS)}, {}, changed)
     policy = json.dumps({"deadLetterTargetArn": letters_arn, "maxReceiveCount": MAX_RECEIVES})
     attributes = {"VisibilityTimeout": str(uploads.visibility_seconds), "RedrivePolicy": policy}
     queue, arn = _queue(sqs, uploads.queue, attributes, {FORMAT_TAG: "r2"}, changed)
@@ -58,9 +56,7 @@ def _made(settings: Settings) -> Made:
     return Made(uploads.bucket, uploads.queue, queue, uploads.dead_letters, letters, RULE, tuple(changed))
 
 
-def _queue(
-    sqs: Any, name: str, attributes: dict[str, str], tags: dict[str, str], changed: list[str]
-) -> tuple[str, str]:
+def _queue(sqs: Any, name: str, attributes: dict[str, str], tags: dict[str, str], changed: list[str]) -> tuple[str, str]:
     """A queue as it must be: its URL and its ARN."""
     try:
         url = sqs.get_queue_url(QueueName=name)["QueueUrl"]

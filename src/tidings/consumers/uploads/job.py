@@ -1,6 +1,6 @@
 """The consumer on Spark: as many receivers side by side as there are tasks, in rounds.
 
-A queue gives each message to one receiver, so they need nothing of each other, and more tasks on more machines take more messages.
+A queue gives each message to one receiver, so they need nothing of each other: more tasks on more machines take more messages.
 What a task does is done when its messages are acknowledged: nothing of it has to reach the driver but the figures.
 """
 

@@ -23,9 +23,7 @@ def sqs(settings: Settings, seconds: float, tries: int = 1) -> Any:
     """A client of the queue's service."""
     uploads = settings.uploads
     own = (uploads.sqs_access_key_id, uploads.sqs_secret.get_secret_value())
-    return _client(
-        "sqs", settings, uploads.sqs_endpoint or uploads.endpoint, own if own[0] else _key(uploads), seconds, tries
-    )
+    return _client("sqs", settings, uploads.sqs_endpoint or uploads.endpoint, own if own[0] else _key(uploads), seconds, tries)
 
 
 def _key(uploads: UploadsSettings) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """The registry itself: one merge, and the lock that keeps recording and removing apart.
 
-Whoever records an upload asks the store about the object and writes the row; whoever removes one deletes the object and the row.
-Both hold the lock of the object's key from the first to the last, so each pair happens as a whole: a consumer that saw an object
-before it was removed has written its row before that, and the row goes too; one that looks later sees nothing, or a newer upload.
-The lock ends with the transaction, also with that of a process which was killed.
+Whoever records an upload asks the store about the object and writes the row; whoever removes one deletes the object and the
+row. Both hold the lock of the object's key from the first to the last, so each pair happens as a whole: a consumer that saw
+an object before it was removed has written its row before that, and the row goes too; one that looks later sees nothing, or a
+newer upload. The lock ends with the transaction, also with that of a process which was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tidings.consumers.uploads.labels import Upload, key_of
 # In the order of the locks themselves: two who want several never wait for each other in a circle. Any constant will do.
 _LOCK: LiteralString = """
 select pg_advisory_xact_lock(wanted.lock)
-from (select distinct hashtextextended(%(bucket)s::text || '/' || k, 8011) as lock from unnest(%(keys)s::text[]) k order by 1) wanted
+from (
+    select distinct hashtextextended(%(bucket)s::text || '/' || k, 8011) as lock from unnest(%(keys)s::text[]) k order by 1
+) wanted
 """
 
 # Sorted, for the same reason. A time never goes back, whichever consumer commits first.
