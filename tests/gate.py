@@ -3,7 +3,7 @@
 with gate.running(("127.0.0.1", server_port)) as way:
     way.choose = lambda request: "before" if request.method == "HEAD" else None
     way.held.wait(30)      # one is held
-    way.release()
+    way.release()  # or drop(): what is held is never passed on
 """
 
 from __future__ import annotations
@@ -35,15 +35,22 @@ class Gate:
         self.held = threading.Event()
         self.seen: list[Request] = []
         self._open = threading.Event()
+        self._dropped = False
         self.endpoint = ""
 
-    def hold(self) -> None:
+    def hold(self) -> bool:
+        """Whether it may pass in the end."""
         self.held.set()
         self._open.wait(120)
+        return not self._dropped
 
     def release(self) -> None:
         self.choose = lambda _: None
         self._open.set()
+
+    def drop(self) -> None:
+        self._dropped = True
+        self.release()
 
 
 @contextmanager
@@ -61,8 +68,9 @@ def running(target: tuple[str, int]) -> Iterator[Gate]:
             if isinstance(chosen, int):
                 self._answer(chosen, [], b"")
                 return
-            if chosen == "before":
-                gate.hold()
+            if chosen == "before" and not gate.hold():
+                self.close_connection = True
+                return
             status, headers, content = self._asked(body)
             if chosen == "after":
                 gate.hold()
@@ -102,6 +110,6 @@ def running(target: tuple[str, int]) -> Iterator[Gate]:
     try:
         yield gate
     finally:
-        gate.release()
+        gate.drop()
         server.shutdown()
         server.server_close()

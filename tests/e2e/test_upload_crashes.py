@@ -88,7 +88,7 @@ def killed(of: Place, way: Gate, folder: Path) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-    way.release()
+    way.drop()
 
 
 def everything_is_recorded_by_the_next(of: Place) -> Tally:

@@ -175,7 +175,7 @@ def test_a_file_that_is_too_large_is_refused_whether_or_not_its_length_was_annou
     assert "Contents" not in made.s3.list_objects_v2(Bucket=made.bucket, Prefix=f"{made.server.project}/huge")
 
 
-@pytest.mark.parametrize("authorization", ["", "Bearer ", "Bearer nonsense", "Basic eDp4", "AWS4-HMAC-SHA256 x"])
+@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer nonsense", "Basic eDp4", "AWS4-HMAC-SHA256 x"])
 def test_without_a_valid_key_nothing_is_served(client: httpx.Client, authorization: str) -> None:
     for method, path in (("POST", "/api/uploads"), ("GET", "/api/uploads"), ("DELETE", "/api/uploads/x")):
         answer = client.request(method, path, headers={"authorization": authorization})
