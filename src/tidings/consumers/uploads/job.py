@@ -55,7 +55,8 @@ def run(spark: SparkSession, settings: Settings, once: bool, stop: threading.Eve
         if tally:
             log.info("uploads: %s", words(tally), extra={**figures(tally), "seconds": round(time.monotonic() - began, 3)})
         if errors and once:
-            raise OperatorError(f"Not everything could be received: {errors[0]}. What was not acknowledged comes again.")
+            problem = errors[0].rstrip(".")
+            raise OperatorError(f"Not everything could be received: {problem}. What was not acknowledged comes again.")
         if once:
             break
     return done
