@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,8 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
+from tidings.consumers.uploads import job as uploads
+from tidings.consumers.uploads.consuming import Tally
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
 from tidings.delivery.figures import Figures
@@ -91,6 +94,17 @@ def _stop(spark: SparkSession, settings: Settings) -> None:
     if settings.telemetry.on:
         time.sleep(2 * SEND_SECONDS)
     spark.stop()
+
+
+def consume_uploads(settings: Settings, once: bool, stop: threading.Event) -> Tally:
+    """Start Spark with a slot for each receiver, and keep the upload registry until `stop`, or once."""
+    with connect(settings) as connection:
+        check_tables(connection)
+    spark = session.start(settings, on_top=settings.uploads.receivers - 1)
+    try:
+        return uploads.run(spark, settings, once, stop)
+    finally:
+        _stop(spark, settings)
 
 
 def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:

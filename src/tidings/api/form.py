@@ -40,6 +40,8 @@ class Form:
         self._read = 0
         self.fields: dict[str, str] = {}
         self.filename = ""
+        self.content_type = ""
+        """What the part with the file says; empty if nothing."""
         self.ended = False
 
     async def read(self) -> None:
@@ -47,10 +49,11 @@ class Form:
         if await self._until(self._delimiter):
             raise _malformed("it does not start with its boundary.")
         while await self._another():
-            name, filename = _described(await self._until(b"\r\n\r\n"))
+            name, filename, content_type = _described(await self._until(b"\r\n\r\n"))
             if name == "file":
                 # The name without the folders, which some browsers send too.
                 self.filename = re.split(r"[/\\]", filename)[-1]
+                self.content_type = content_type
                 return
             try:
                 value = (await self._until(self._delimiter)).decode()
@@ -123,8 +126,8 @@ class Form:
         self._buffer += await self._body.next()
 
 
-def _described(block: bytes) -> tuple[str, str]:
-    """The name of a part, in lower case, and the name of the file in it."""
+def _described(block: bytes) -> tuple[str, str, str]:
+    """The name of a part, in lower case, the name of the file in it, and its content type."""
     headers: dict[str, str] = {}
     try:
         lines = block.decode().split("\r\n")
@@ -141,7 +144,7 @@ def _described(block: bytes) -> tuple[str, str]:
     parameters = _parameters(headers.get("content-disposition", ""))
     if not parameters.get("name"):
         raise _malformed('a part has no Content-Disposition: form-data; name="NAME".')
-    return parameters["name"].lower(), parameters.get("filename", "")
+    return parameters["name"].lower(), parameters.get("filename", ""), headers.get("content-type", "")
 
 
 def _parameters(disposition: str) -> dict[str, str]:

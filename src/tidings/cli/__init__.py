@@ -24,6 +24,7 @@ from tidings.cli import (
     subscriptions,
     topics,
     upkeep,
+    uploads,
 )
 from tidings.cli.printing import err
 from tidings.errors import OperatorError
@@ -57,6 +58,7 @@ app.add_typer(lanes.app, name="lanes")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(queues.app, name="queues")
+app.add_typer(uploads.app, name="uploads")
 
 
 def main() -> None:

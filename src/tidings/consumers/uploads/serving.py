@@ -1,0 +1,92 @@
+"""The front as a process: granian, with the application in as many workers as the API has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import psycopg
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces, Loops
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidings import log
+from tidings.api.server import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
+from tidings.consumers.uploads import places
+from tidings.consumers.uploads.front import Front
+from tidings.db.pool import make_pool
+from tidings.settings import Settings
+
+_READY_SECONDS = 2.0
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
+    log.to_stderr(settings)
+    host, port = settings.uploads.host, settings.uploads.port
+    check_free(host, port, "TIDINGS_UPLOADS__PORT")
+    _ = settings.database_url
+    places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
+    server = Granian(
+        "tidings",
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        workers=settings.api.workers,
+        loop=Loops.uvloop,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+        websockets=False,
+        respawn_failed_workers=True,
+        workers_kill_timeout=STOP_SECONDS,
+        log_level=LogLevels.warning,
+        log_access=False,
+        log_dictconfig=GRANIAN_LOG,
+    )
+    server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+
+
+def _load(settings: Settings) -> ASGIApp:
+    """What runs first in each worker."""
+    die_with_parent()
+    log.to_stderr(settings)
+    return create_app(settings)
+
+
+def create_app(settings: Settings) -> ASGIApp:
+    """An ASGI application: the front, and two paths for whoever watches over it."""
+    pool = make_pool(settings.database_url, settings.database.pool_size)
+    front = Front(settings, pool)
+
+    async def ready(_: Request) -> PlainTextResponse:
+        try:
+            async with asyncio.timeout(_READY_SECONDS), pool.connection(_READY_SECONDS) as connection:
+                await connection.execute("select from upload_registry limit 0")
+        except (psycopg.Error, TimeoutError):
+            return PlainTextResponse("the database does not answer, or `tidings migrate` was not run\n", 503)
+        return PlainTextResponse("ready\n")
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        await pool.open(wait=False)
+        yield
+        await pool.close()
+
+    routes = [Route("/-/healthy", _healthy), Route("/-/ready", ready)]
+    router = Router(routes, redirect_slashes=False, default=front, lifespan=lifespan)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await router(scope, receive, send)
+
+    return app
+
+
+async def _healthy(_: Request) -> PlainTextResponse:
+    return PlainTextResponse("healthy\n")
