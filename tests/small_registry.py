@@ -45,9 +45,7 @@ class Small(Registry):
         return from_query(spark, query.as_string(None))
 
     def repair(self, events: Sequence[Event]) -> int:
-        rows = [
-            (e.bucket, e.key, e.version_id, e.etag, e.size, e.sequencer, e.event == "ObjectRemoved:Delete") for e in events
-        ]
+        rows = [(e.bucket, e.key, e.version_id, e.etag, e.size, e.sequencer, e.event == "ObjectRemoved:Delete") for e in events]
         with psycopg.connect(self._url) as connection:
             staging.stage(connection, "staged", _COLUMNS, rows)
             return connection.execute(_MERGE).rowcount

@@ -179,9 +179,7 @@ def change_rules(
                 try:
                     expected = [found.etag]
                     ids = {"request_id": request_id, "host_id": "operator"}
-                    await service.put(
-                        operator, bucket, read, expected=expected, trusted=found.rules, backfill=backfill, **ids
-                    )
+                    await service.put(operator, bucket, read, expected=expected, trusted=found.rules, backfill=backfill, **ids)
                     return rules
                 except CallerError as error:
                     if error.code != "PreconditionFailed" or not left:

@@ -55,9 +55,7 @@ def test_a_new_rule_is_told_of_every_object_once_and_of_every_later_change_once(
             until(lambda: ask(url, "select ended_at is not null from backfills")[0][0], 240, "it has joined its lane", 0.5)
             time.sleep(1)
         numbers = dict(ask(url, "select config_id, rule from bucket_eventing_configs"))
-        wanted = {
-            f"{row.id}.{rule}": row for row in changes(url, [BUCKET]) if row.rules for rule in row.rules.split(",")
-        }
+        wanted = {f"{row.id}.{rule}": row for row in changes(url, [BUCKET]) if row.rules for rule in row.rules.split(",")}
         until(lambda: not wanted.keys() - collector.ids(), 120, "every live event has arrived")
         assert run(stack, "lanes", "list")[0]["state"] == "live"
         # A rule that is at work is cut over by the stream; this one wants nothing of what is there.

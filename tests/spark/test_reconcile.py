@@ -41,7 +41,7 @@ def fed(db: psycopg.Connection, *withheld: str) -> None:
     db.execute(_FROM_EVENTS.encode(), {"withheld": [*withheld, "half"], "no_tag": "d41d8cd98f00b204e9800998ecf8427e"})
 
 
-def run(spark: SparkSession, db: psycopg.Connection, writer: writers.Writer, repair: bool, versions: bool) -> Found:
+def run(spark: SparkSession, writer: writers.Writer, repair: bool, versions: bool) -> Found:
     with psycopg.connect(writer.url) as connection:
         listing = Ours.of(connection, writer.project, writer.bucket, wanted=5)
     registry = small_registry.Small(writer.url, versions)
@@ -67,14 +67,14 @@ def test_what_was_withheld_is_found_and_repaired_to_equality(
     fed(spark_database, "never")
     if not versions:
         writer.delete("k/007")  # the registry does not hear of it
-    found = run(spark, spark_database, writer, repair=False, versions=versions)
+    found = run(spark, writer, repair=False, versions=versions)
     # In a bucket with versions the second `half` is another version; without, the registry has an old one.
     assert counts(found) == ((2, 0, 0) if versions else (1, 1, 1))
     assert found.listed == found.known + found.missing - found.extra
     assert {row["key"] for row in found.examples} == {"never", "half"} | (set() if versions else {"k/007"})
-    repaired = run(spark, spark_database, writer, repair=True, versions=versions)
+    repaired = run(spark, writer, repair=True, versions=versions)
     assert repaired.repaired == sum(counts(found))
-    after = run(spark, spark_database, writer, repair=True, versions=versions)
+    after = run(spark, writer, repair=True, versions=versions)
     assert (counts(after), after.repaired) == ((0, 0, 0), 0)
     held = spark_database.execute("select key, etag from small_registry where not gone order by 1, 2").fetchall()
     there = "select key, etag from heads union all select key, etag from versions order by 1, 2"
@@ -82,7 +82,7 @@ def test_what_was_withheld_is_found_and_repaired_to_equality(
 
 
 def test_a_repair_never_wins_over_a_change_that_the_listing_has_not_seen(
-    spark_database: psycopg.Connection, writer: writers.Writer
+    writer: writers.Writer,
 ) -> None:
     with writer.held() as open_:
         writer.run(writer.put_in(open_, "k"))

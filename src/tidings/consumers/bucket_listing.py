@@ -110,7 +110,9 @@ class Ours:
         waited_for, end = existing.writers(connection).keys(), time.monotonic() + _WRITER_PATIENCE_SECONDS
         while left := waited_for & existing.writers(connection).keys():
             if time.monotonic() > end:
-                raise OperatorError(f"{len(left)} transactions are writing objects since 10 minutes: end them, or try again later.")
+                raise OperatorError(
+                    f"{len(left)} transactions are writing objects since 10 minutes: end them, or try again later."
+                )
             connection.commit()
             time.sleep(0.05)
         points = [row[0] for row in connection.execute(_POINTS, {"id": found.id, "wanted": wanted}).fetchall()]

@@ -131,7 +131,16 @@ def compared(held: DataFrame, known: DataFrame, versions: bool) -> DataFrame:
     kind = F.when(missing, "missing").when(extra, "extra").when(_differ("etag") | _differ("size"), "different")
     version = "version_id" if versions else F.coalesce("version_id", "known_version").alias("version_id")
     return joined.select(
-        kind.alias("kind"), "key", version, "etag", "size", "known_etag", "known_size", "modified_at", "delete_marker", "is_known"
+        kind.alias("kind"),
+        "key",
+        version,
+        "etag",
+        "size",
+        "known_etag",
+        "known_size",
+        "modified_at",
+        "delete_marker",
+        "is_known",
     )
 
 

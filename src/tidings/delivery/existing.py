@@ -27,7 +27,9 @@ where locktype = 'relation' and relation = 'heads'::regclass and mode = 'RowExcl
   and database = (select oid from pg_database where datname = current_database())
 """
 
-_VERSION: LiteralString = "bucket_id, key, version_id, ordinal, delete_marker, size, etag, content_type, metadata, tags, config, modified_at"
+_VERSION: LiteralString = (
+    "bucket_id, key, version_id, ordinal, delete_marker, size, etag, content_type, metadata, tags, config, modified_at"
+)
 
 
 def _part(table: LiteralString, more: LiteralString) -> LiteralString:
@@ -39,29 +41,37 @@ def _part(table: LiteralString, more: LiteralString) -> LiteralString:
     )"""
 
 
-_NEWEST: LiteralString = _part("heads", " and not x.delete_marker")
+# Of each key the newest that is older than the rule: it may have been covered since, which is told of after it.
+_COVERED: LiteralString = """ and not x.delete_marker
+    and exists (select from heads h where h.bucket_id = x.bucket_id and h.key = x.key and h.config >= %(since)s)
+    and not exists (select from versions v where v.bucket_id = x.bucket_id and v.key = x.key and v.config < %(since)s
+                    and v.ordinal > x.ordinal)
+"""
+_NEWEST: LiteralString = f"{_part('heads', ' and not x.delete_marker')} union all {_part('versions', _COVERED)}"
 _EVERY: LiteralString = f"{_part('heads', '')} union all {_part('versions', '')}"
 
-# Per key the numbers rise with the versions, up to `top`. The set that they are counted in only ever shrinks.
-_SEQ: LiteralString = """greatest(1, %(top)s - (greatest(
+# Per key the numbers rise with the versions, up to `top`. The set that they are counted in only ever shrinks. What was written
+# later all the same has the number of its change.
+_SEQ: LiteralString = """coalesce(late.seq, greatest(1, %(top)s - (greatest(
     (select max(v.ordinal) from versions v where v.bucket_id = x.bucket_id and v.key = x.key and v.config < %(since)s),
-    (select h.ordinal from heads h where h.bucket_id = x.bucket_id and h.key = x.key and h.config < %(since)s)) - x.ordinal))"""
+    (select h.ordinal from heads h where h.bucket_id = x.bucket_id and h.key = x.key and h.config < %(since)s)) - x.ordinal)))"""
 
 
-def _stage(listing: LiteralString, seq: LiteralString) -> LiteralString:
+def _stage(listing: LiteralString) -> LiteralString:
     return f"""
     with page as (select * from ({listing}) as x order by key, ordinal limit %(most)s),
     put as (
         insert into backfill_changes (backfill, n, seq, id, at, project, bucket, bucket_id, key, event, size, etag, principal,
                                       source_ip, request_id, config, rules, operation, version_id, versioning, content_type,
                                       metadata, tags, request_at)
-        select %(backfill)s, %(n)s + row_number() over (order by x.key, x.ordinal), {seq}, i.id::text, x.modified_at,
+        select %(backfill)s, %(n)s + row_number() over (order by x.key, x.ordinal), {_SEQ}, i.id::text, x.modified_at,
                p.public_id, b.name, b.id, x.key, case when x.delete_marker then '{names.MARKER}' else '{names.PUT}' end,
                case when not x.delete_marker then x.size end, case when x.delete_marker then '{EMPTY_ETAG}' else x.etag end,
                p.public_id, '0.0.0.0', upper(left(replace(i.id::text, '-', ''), 16)), x.config, %(rule)s::text, 'backfill',
                case when b.versioning <> 'unversioned' then x.version_id end, b.versioning, nullif(x.content_type, ''),
                x.metadata::text, x.tags::text, x.modified_at
         from page x join bucket_metainfos b on b.id = x.bucket_id join projects p on p.id = b.project_id
+        left join backfill_late late on late.backfill = %(backfill)s and late.key = x.key and late.version_id = x.version_id
         cross join lateral (
             select md5(concat_ws(' ', x.bucket_id, x.version_id, x.ordinal, extract(epoch from x.modified_at), x.key))::uuid as id
         ) i
@@ -71,7 +81,7 @@ def _stage(listing: LiteralString, seq: LiteralString) -> LiteralString:
     """
 
 
-_STAGE = {False: _stage(_NEWEST, "%(top)s"), True: _stage(_EVERY, _SEQ)}
+_STAGE = {False: _stage(_NEWEST), True: _stage(_EVERY)}
 
 _OPEN = """
 select b.id as backfill, b.rule, b.bucket_id, b.since, b.top, b.versions, b.key, b.ordinal, b.n, b.prefix as asked,

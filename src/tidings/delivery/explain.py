@@ -179,7 +179,9 @@ def _rule(
 def lanes_of(connection: Connection, rule: int, change: dict[str, Any], position: Position | None) -> list[dict[str, Any]]:
     """The lanes that a rule leads to, each with what became of the change's message there."""
     found = dicts(connection, _LANES, {"rules": [rule]})
-    return [_lane(connection, lane, change, position) for lane in found if not lane["repeats"] or _repeats(lane, change, position)]
+    return [
+        _lane(connection, lane, change, position) for lane in found if not lane["repeats"] or _repeats(lane, change, position)
+    ]
 
 
 def _repeats(lane: dict[str, Any], change: dict[str, Any], position: Position | None) -> bool:

@@ -287,11 +287,15 @@ def note(connection: Connection, epoch: int, lane: int, words: str) -> None:
 
 
 def begin_backfill(connection: Connection, epoch: int, lane: int) -> None:
-    """From here on its listing is whole."""
+    """From here on its listing is whole, and it is known which versions came late."""
     connection.execute(
         f"""
-        with begun as (update backfills set begun_at = now() where lane = %(lane)s and begun_at is null and {_OWNED} returning lane)
-        update lanes l set error = null from begun where l.id = begun.lane
+        with begun as (update backfills set begun_at = now() where lane = %(lane)s and begun_at is null and {_OWNED} returning *),
+             l as (update lanes set error = null from begun where lanes.id = begun.lane)
+        insert into backfill_late (backfill, key, version_id, seq)
+        select b.id, c.key, coalesce(c.version_id, 'null'), max(c.seq)
+        from begun b join changes c on c.bucket_id = b.bucket_id and c.config < b.since and c.seq > b.top
+        where c.at > b.asked_at - interval '1 minute' and c.event like 'ObjectCreated:%%' group by 1, 2, 3
         """.encode(),
         {"lane": lane, "epoch": epoch},
     )

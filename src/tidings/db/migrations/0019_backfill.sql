@@ -37,6 +37,15 @@ create table backfill_changes (
     primary key (backfill, n)
 );
 
+-- Versions that are older than the rule and were written when its numbers were drawn already: these have their own.
+create table backfill_late (
+    backfill   bigint not null references backfills (id) on delete cascade,
+    key        text not null collate "C",
+    version_id text not null collate "C",
+    seq        bigint not null,
+    primary key (backfill, key, version_id)
+);
+
 create or replace view routes as
 select r.source, r.rule, r.lane from (
     select c.rule as source, c.rule, c.lane from bucket_eventing_configs c where c.lane is not null
