@@ -103,7 +103,8 @@ def test_the_ranges_of_a_bucket_hold_each_key_once() -> None:
             assert sum(part.after < key and (part.upto is None or key <= part.upto) for part in ranges) == 1
 
 
-def test_what_is_no_registry_is_refused_with_a_sentence() -> None:
+def test_what_is_no_registry_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDINGS_DATABASE__URL", "postgresql:///any")
     loaded = settings.load()
     for name in ("nothing", "small_registry:nothing", "small_registry:Settings"):
         with pytest.raises(OperatorError, match=name):

@@ -37,7 +37,7 @@ LISTED = StructType(
 )
 """A version; its id is `null` where the bucket has none for it. A delete marker has neither tag nor size."""
 
-_ARROW = to_arrow_schema(LISTED)
+_ARROW = to_arrow_schema(LISTED, timezone="UTC")
 _FOR_EACH_TASK = 4
 """Ranges for each task slot: they are not of one size."""
 _WRITER_PATIENCE_SECONDS = 600.0
@@ -88,7 +88,8 @@ _COLUMNS: LiteralString = """
     modified_at, {latest} as latest, delete_marker
 """
 _POINTS = """
-select key from (select key, row_number() over (order by key) as n, count(*) over () as keys from heads where bucket_id = %(id)s)
+select key from (
+    select key, row_number() over (order by key) as n, count(*) over () as keys from heads where bucket_id = %(id)s)
 where n %% greatest(1, keys / %(wanted)s) = 0 and n < keys order by key
 """
 

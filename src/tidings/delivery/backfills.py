@@ -29,8 +29,10 @@ _PROGRESS: LiteralString = f"""
 with rule as ({_RULE}),
 newest as (select b.* from backfills b join rule using (rule) where number = (
     select max(number) from backfills join rule using (rule)))
-select max(b.number) as backfill, sum(b.sent)::bigint as sent, sum(b.n)::bigint as wanted, bool_and(b.told_at is not null) as ended,
-       max(coalesce(l.error, case when b.lane is null and m.state <> 'live' then 'lane ' || m.id || ' is ' || m.state end)) as error,
+select max(b.number) as backfill, sum(b.sent)::bigint as sent, sum(b.n)::bigint as wanted,
+       bool_and(b.told_at is not null) as ended,
+       max(coalesce(l.error, case when b.lane is null and m.state <> 'live'
+                                  then 'lane ' || m.id || ' is ' || m.state end)) as error,
        bool_or(b.ended_at is not null and b.told_at is null) as given_up,
        (select count(*) from dead_letters d join lanes x on x.id = d.lane where x.side = max(b.number)) as dead_letters,
        (select alive_at > now() - interval '20 s' from stream where name = 'main') as served
@@ -51,8 +53,8 @@ def ask(connection: Connection, project: str, bucket: str, config_id: str, versi
         if not connection.execute(_RULE, values).rowcount:
             raise OperatorError(f"{bucket} has no rule {config_id!r} in project {project!r}: `tidings rules list` shows them.")
         raise OperatorError(
-            f"The rule {config_id!r} has no lane that could be backfilled now: its topic has no subscription that is confirmed, or "
-            "a backfill is under way (`tidings lanes list`)."
+            f"The rule {config_id!r} has no lane that could be backfilled now: its topic has no subscription that is "
+            "confirmed, or a backfill is under way (`tidings lanes list`)."
         )
     connection.commit()
     return int(row[0])

@@ -12,7 +12,8 @@ from psycopg.types.json import Json
 # A letter that dies again, because its change was sent again, is the same letter.
 _BURY = """
 insert into dead_letters (lane, message, win, seq, bucket, key, event, body, attributes, label, reason)
-select %(lane)s, d.message, d.win, d.seq, coalesce(c.bucket, s.bucket), coalesce(c.key, s.key), coalesce(c.event, s.event), d.body, d.attributes, d.label, d.reason
+select %(lane)s, d.message, d.win, d.seq, coalesce(c.bucket, s.bucket), coalesce(c.key, s.key),
+       coalesce(c.event, s.event), d.body, d.attributes, d.label, d.reason
 from json_to_recordset(%(letters)s)
     as d(message text, win bigint, seq bigint, body text, attributes jsonb, label text, reason text)
 left join changes c on c.seq = d.seq and c.rules is not null and c.id = split_part(d.message, '.', 1)

@@ -54,7 +54,8 @@ _EVERY: LiteralString = f"{_part('heads', '')} union all {_part('versions', '')}
 # later all the same has the number of its change.
 _SEQ: LiteralString = """coalesce(late.seq, greatest(1, %(top)s - (greatest(
     (select max(v.ordinal) from versions v where v.bucket_id = x.bucket_id and v.key = x.key and v.config < %(since)s),
-    (select h.ordinal from heads h where h.bucket_id = x.bucket_id and h.key = x.key and h.config < %(since)s)) - x.ordinal)))"""
+    (select h.ordinal from heads h where h.bucket_id = x.bucket_id and h.key = x.key and h.config < %(since)s))
+    - x.ordinal)))"""
 
 
 def _stage(listing: LiteralString) -> LiteralString:
@@ -73,7 +74,7 @@ def _stage(listing: LiteralString) -> LiteralString:
         from page x join bucket_metainfos b on b.id = x.bucket_id join projects p on p.id = b.project_id
         left join backfill_late late on late.backfill = %(backfill)s and late.key = x.key and late.version_id = x.version_id
         cross join lateral (
-            select md5(concat_ws(' ', x.bucket_id, x.version_id, x.ordinal, extract(epoch from x.modified_at), x.key))::uuid as id
+            select md5(concat_ws(' ', x.bucket_id, x.version_id, x.ordinal, extract(epoch from x.modified_at), x.key))::uuid id
         ) i
         returning n
     )

@@ -56,7 +56,8 @@ order by l.id
 
 _EXCEPTIONS = """
 select what, from_win, from_seq, to_win, to_seq, state, note, at, id from lane_log
-where (lane = %(lane)s or lane in (select lane from backfills where of_lane = %(lane)s and rule = %(source)s)) and (from_win, from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (to_win, to_seq)
+where (lane = %(lane)s or lane in (select lane from backfills where of_lane = %(lane)s and rule = %(source)s))
+  and (from_win, from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (to_win, to_seq)
 order by id
 """
 

@@ -136,8 +136,8 @@ def end_round(
     """The end of a stream's round: its position, lanes that failed and lanes that rejoin move together, or nothing does.
 
     A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry. None is
-    slow yet: a round may have waited for a moment only. With `settle`, backfills are opened, and joined to the lane beside them,
-    where that lane is live: here it is known to the change how far it has got.
+    slow yet: a round may have waited for a moment only. With `settle`, backfills are opened, and joined to the lane beside
+    them, where that lane is live: here it is known to the change how far it has got.
     """
     failed = {report.lane: report for report in reports if report.cursor is not None}
     behind = [
@@ -290,7 +290,8 @@ def begin_backfill(connection: Connection, epoch: int, lane: int) -> None:
     """From here on its listing is whole, and it is known which versions came late."""
     connection.execute(
         f"""
-        with begun as (update backfills set begun_at = now() where lane = %(lane)s and begun_at is null and {_OWNED} returning *),
+        with begun as (update backfills set begun_at = now() where lane = %(lane)s and begun_at is null and {_OWNED}
+                       returning *),
              l as (update lanes set error = null from begun where lanes.id = begun.lane)
         insert into backfill_late (backfill, key, version_id, seq)
         select b.id, c.key, coalesce(c.version_id, 'null'), max(c.seq)
@@ -302,7 +303,7 @@ def begin_backfill(connection: Connection, epoch: int, lane: int) -> None:
 
 
 def end_page(connection: Connection, epoch: int, lane: Lane, told: int, step: Step, report: Report) -> bool:
-    """The end of a try to deliver what a backfill has staged. When all is told, the lane follows from the rule's first position.
+    """The end of a try to deliver what a backfill has staged; when all is told, its lane goes on from its rule's position.
 
     Returns whether it moved: a lane that is not as it was read is left alone.
     """

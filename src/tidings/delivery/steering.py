@@ -15,7 +15,8 @@ from stream s where s.name = 'main' and l.id = %s and l.state in ('live', 'behin
 
 _RESUME = """
 update lanes set state = case when id in (select lane from backfills where told_at is null and ended_at is null)
-                         then 'backfill' else 'behind' end, since = now(), attempts = 0, next_try = null, error = null, slow = false
+                         then 'backfill' else 'behind' end,
+       since = now(), attempts = 0, next_try = null, error = null, slow = false
 where id = %s and state = 'paused' returning state
 """
 

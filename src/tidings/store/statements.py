@@ -11,8 +11,8 @@ nothing but the head row decides. Three facts make that the common case:
 - a version with an id of its own is added whatever is there;
 - `ordinal` counts a key's versions, so a head with ordinal 1 has none behind it.
 
-And the rules that it read must not be older than those of whoever wrote the head: otherwise a rule would hear of the write before
-this one, and not of this one.
+And the rules that it read must not be older than those of whoever wrote the head: otherwise a rule would hear of the write
+before this one, and not of this one.
 
 Where they do not help, the statement does nothing and says so, and the caller takes the lock first and asks again.
 """
