@@ -53,8 +53,11 @@ class Range(NamedTuple):
 class Listing(Protocol):
     """A bucket that can be listed. `sequencer` is lower than that of every change which the listing may not have seen."""
 
-    bucket: str
-    sequencer: str | None
+    @property
+    def bucket(self) -> str: ...
+
+    @property
+    def sequencer(self) -> str | None: ...
 
     def ranges(self, wanted: int) -> list[Range]: ...
 
@@ -128,7 +131,7 @@ class Ours:
         tables = [("heads", "true"), ("versions", "false")] if versions else [("heads", "true")]
         queries = [
             sql.SQL("select {columns} from {table} where bucket_id = {id} and key > {after}{upto}{markers}").format(
-                columns=sql.SQL(_COLUMNS.format(latest=latest)),  # type: ignore[arg-type]
+                columns=sql.SQL(_COLUMNS.format(latest=latest)),
                 table=sql.Identifier(table),
                 id=sql.Literal(self.id),
                 after=sql.Literal(part.after),

@@ -73,11 +73,8 @@ def archive_expired(
         end = min(Position(*row) if row else windows.last(connection).end, _stream(connection))
         standing = lanes.standing(connection)
         for lane in standing.in_state("behind") + standing.in_state("paused"):
-            if (
-                lane.replay is lane.backfill is None
-                and lane.cursor < end
-                and _archive(connection, spark, folder, epoch, lane, end, now)
-            ):
+            owed = lane.replay is None and not lane.backfill and lane.cursor < end
+            if owed and _archive(connection, spark, folder, epoch, lane, end, now):
                 done.append(lane.id)
     return done
 
