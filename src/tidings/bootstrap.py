@@ -32,6 +32,7 @@ from tidings.delivery.reports import Report
 from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
 from tidings.rules import catalog_subscriptions
+from tidings.rules.backfills import Backfill
 from tidings.rules.catalog_subscriptions import Subscription
 from tidings.rules.draft import Draft
 from tidings.rules.lookup import Lookup, cache_for
@@ -108,12 +109,13 @@ def consume_uploads(settings: Settings, once: bool, stop: threading.Event) -> Ta
 
 
 def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
-    """Start Spark for one job over the history, small enough to have room beside a stream."""
+    """Try a rule on the history."""
     literal = settings.bucket_eventing.dialect.literal_filters
-    return _with_small_spark(settings, lambda spark: plan.run(spark, draft, pieces, progress, literal))
+    return with_small_spark(settings, lambda spark: plan.run(spark, draft, pieces, progress, literal))
 
 
-def _with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+def with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
+    """Run one job with a Spark of its own, small enough to have room beside a stream."""
     small = settings.spark.model_copy(update={"driver_memory": _SMALL_MEMORY})
     with session.hushed():
         spark = session.aside(lambda: session.start(settings.model_copy(update={"spark": small}), on_top=0))
@@ -127,7 +129,7 @@ def redrive_archive(settings: Settings, range_: int, progress: Progress | None) 
     """Send an archived range again, with a Spark of its own; returns how many messages were taken."""
     with connect(settings) as connection:
         found = archive.sendable(connection, range_)
-        report = _with_small_spark(settings, lambda spark: _told(spark, progress, connection, settings, range_))
+        report = with_small_spark(settings, lambda spark: _told(spark, progress, connection, settings, range_))
         connection.commit()
     if report.cursor is not None:
         raise OperatorError(
@@ -165,11 +167,13 @@ def delete_bucket(settings: Settings, project: str, bucket: str, force: bool, pr
     return removed
 
 
-def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRules) -> list[Rule]:
+def change_rules(
+    settings: Settings, project: str, bucket: str, change: ChangeRules, backfill: Backfill | None = None
+) -> list[Rule]:
     """Replace a bucket's rules by what `change` makes of them, with the checks of a tenant's PUT.
 
     Only destinations that are new there get a test event: who adds a rule need not answer for all the others. Rules that
-    somebody changed in between are not overwritten, but read and changed again.
+    somebody changed in between are not overwritten, but read and changed again. `backfill` is for a rule that is new.
     """
     operator = Principal("operator", "", _public_id(settings, project), Grant(frozenset(ACTIONS)))
     request_id = secrets.token_hex(8).upper()
@@ -189,7 +193,7 @@ def change_rules(settings: Settings, project: str, bucket: str, change: ChangeRu
                 try:
                     expected = [found.etag]
                     ids = {"request_id": request_id, "host_id": "operator"}
-                    await service.put(operator, bucket, read, expected=expected, trusted=found.rules, **ids)
+                    await service.put(operator, bucket, read, expected=expected, trusted=found.rules, backfill=backfill, **ids)
                     return rules
                 except CallerError as error:
                     if error.code != "PreconditionFailed" or not left:

@@ -40,6 +40,8 @@ class Slice(NamedTuple):
     window: int
     condition: str
     dense: bool = False
+    staged: bool = False
+    """What a backfill has put beside the log, in its own order: the number of a row stands in the place of a window."""
 
     @classmethod
     def of(
@@ -97,8 +99,11 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int, stored: Seque
     mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
     columns = ", ".join(_RULES if column == "rules" else column for column in stored)
     for piece in wanted:
-        select = f"select {piece.window}::bigint as window, {columns} from changes"
-        query = f"{select} where {piece.condition}{mine} order by seq"
+        if piece.staged:
+            query = f"select n as window, {columns} from backfill_changes as changes where {piece.condition}{mine} order by n"
+        else:
+            select = f"select {piece.window}::bigint as window, {columns} from changes"
+            query = f"{select} where {piece.condition}{mine} order by seq"
         yield from fetch(url, query, piece.dense)
 
 

@@ -18,6 +18,7 @@ from tidings.cli import (
     lanes,
     projects,
     queues,
+    reconcile,
     replay,
     rules,
     running,
@@ -43,6 +44,7 @@ for command in (
     upkeep.sweep,
     upkeep.settings,
     replay.replay,
+    reconcile.reconcile,
     explain.explain,
     running.demo,
 ):

@@ -32,10 +32,15 @@ def list_(
     columns = ("lane", "project", "destination", "state", "cursor", "owed", "oldest", "tries", "dead", "error")
     table = Table(*columns, box=None)
     for lane in listed:
-        name = f"{lane['destination']} (replay {lane['replay']})" if lane["replay"] else lane["destination"]
-        cells = (lane["id"], lane["project"], name, lane["state"], lane["cursor"], lane["owed"], _age(lane))
+        cells = (lane["id"], lane["project"], _name(lane), lane["state"], lane["cursor"], lane["owed"], _age(lane))
         table.add_row(*map(str, cells), str(lane["attempts"]), str(lane["dead_letters"]), lane["error"] or "")
     out.print(table if listed else "no lanes: no bucket has a notification configuration yet")
+
+
+def _name(lane: dict[str, Any]) -> str:
+    if lane["backfill"]:
+        return f"{lane['destination']} (backfill {lane['backfill']}: {lane['told']} told)"
+    return f"{lane['destination']} (replay {lane['replay']})" if lane["replay"] else str(lane["destination"])
 
 
 def _age(lane: dict[str, Any]) -> str:
@@ -58,8 +63,8 @@ def resume(lane: Lane, as_json: AsJson = False) -> None:
     from tidings.delivery import steering
 
     with database() as connection:
-        steering.resume(connection, lane)
-    say(as_json, {"lane": lane, "state": "behind"}, f"lane {lane} goes on: it catches up beside the stream")
+        state = steering.resume(connection, lane)
+    say(as_json, {"lane": lane, "state": state}, f"lane {lane} goes on: it is served beside the stream")
 
 
 @app.command()

@@ -68,13 +68,14 @@ def _watch(connection: Connection, number: int) -> dict[str, Any]:
 
     with progress_bar("waiting for the stream", "sending again") as show:
         try:
-            return _until_ended(lambda: replays.progress(connection, number), show)
+            return until_ended(lambda: replays.progress(connection, number), show, "replay")
         except KeyboardInterrupt:
             err.print("not waiting any longer; the replay goes on: `tidings lanes list` shows it")
             return replays.progress(connection, number)
 
 
-def _until_ended(look: Callable[[], dict[str, Any]], show: Callable[[int, int], None] | None) -> dict[str, Any]:
+def until_ended(look: Callable[[], dict[str, Any]], show: Callable[[int, int], None] | None, what: str) -> dict[str, Any]:
+    """Look again and again until it has ended: the last look. Says what it waits for."""
     said, served = "", time.monotonic()
     while True:
         done = look()
@@ -88,7 +89,7 @@ def _until_ended(look: Callable[[], dict[str, Any]], show: Callable[[int, int], 
         served = time.monotonic() if done["served"] else served
         if time.monotonic() - served > _PATIENCE_SECONDS:
             raise OperatorError(
-                "No stream is running that could send: start `tidings stream`, and the replay goes on by itself."
+                f"No stream is running that could send: start `tidings stream`, and the {what} goes on by itself."
             )
         sys.stderr.flush()
         time.sleep(_LOOK_SECONDS)

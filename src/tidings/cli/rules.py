@@ -58,6 +58,8 @@ Project = Annotated[str, typer.Option(help="Its project: the name or the public 
 Events = Annotated[list[str] | None, typer.Option("--event", help="s3:ObjectCreated:* and so on; again for more.")]
 Prefix = Annotated[str, typer.Option(help="Only keys that begin with this.")]
 Suffix = Annotated[str, typer.Option(help="Only keys that end with this.")]
+Versions = Annotated[bool, typer.Option("--versions", help="A backfill also tells of older versions and delete markers.")]
+Wait = Annotated[bool, typer.Option(help="Stay until a backfill is through. It goes on without us as well.")]
 
 
 @app.command()
@@ -69,11 +71,15 @@ def add(
     prefix: Prefix = "",
     suffix: Suffix = "",
     id_: Annotated[str, typer.Option("--id", help="The rule's name; one is made of its content if not said.")] = "",
+    backfill: Annotated[bool, typer.Option("--backfill", help="First tell it of the objects that are there.")] = False,
+    versions: Versions = False,
+    wait: Wait = True,
     as_json: AsJson = False,
 ) -> None:
     """Add one rule to a bucket's and leave the others as they are. A destination that is new there gets a test event."""
     from tidings import bootstrap
     from tidings.events.arn import parse
+    from tidings.rules.backfills import Backfill
     from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems
     from tidings.rules.problems import refuse
 
@@ -88,9 +94,56 @@ def add(
             raise OperatorError(f"{bucket} has a rule {rule.config_id!r} already: remove that first, or choose another --id.")
         return [*rules, rule]
 
-    rules = bootstrap.change_rules(settings, project, bucket, added)
+    wanted = Backfill(rule.config_id, versions) if backfill else None
+    rules = bootstrap.change_rules(settings, project, bucket, added, wanted)
     values = {"bucket": bucket, "id": rule.config_id, "rules": len(rules)}
-    say(as_json, values, f"rule {rule.config_id} added to {bucket}, which has {len(rules)} now")
+    words = f"rule {rule.config_id} added to {bucket}, which has {len(rules)} now"
+    if wanted:
+        done = backfilled(project, bucket, rule.config_id, wait)
+        values, words = values | done, f"{words}; {done['words']}"
+    say(as_json, values, words)
+
+
+@app.command("backfill")
+def backfill_(
+    bucket: Annotated[str, typer.Argument(help="The bucket that the rule is for.")],
+    id_: Annotated[str, typer.Argument(metavar="RULE", help="The rule's name: `tidings rules list` shows it.")],
+    project: Project = "default",
+    prefix: Prefix = "",
+    versions: Versions = False,
+    wait: Wait = True,
+    as_json: AsJson = False,
+) -> None:
+    """Tell a rule that is at work already of the objects that are older than itself. Its own events wait until it is told."""
+    from tidings.delivery import backfills
+
+    with database() as connection:
+        backfills.ask(connection, project, bucket, id_, versions, prefix)
+    done = backfilled(project, bucket, id_, wait)
+    say(as_json, {"bucket": bucket, "id": id_, **done}, f"rule {id_} of {bucket}: {done['words']}")
+
+
+def backfilled(project: str, bucket: str, id_: str, wait: bool) -> dict[str, Any]:
+    """How far the newest backfill of a rule is; with `wait`, when it is through."""
+    from tidings.cli.replay import until_ended
+    from tidings.delivery import backfills
+
+    with database() as connection:
+        connection.autocommit = True
+
+        def look() -> dict[str, Any]:
+            return backfills.progress(connection, project, bucket, id_)
+
+        done = look()
+        if wait:
+            with progress_bar("waiting for the stream", "telling of objects") as show:
+                try:
+                    done = until_ended(look, show, "backfill")
+                except KeyboardInterrupt:
+                    err.print("not waiting any longer; the backfill goes on: `tidings lanes list` shows it")
+    dead = f", {done['dead_letters']} dead letters" if done["dead_letters"] else ""
+    words = f"told of {done['sent']} objects{dead}" if done["ended"] else "the backfill goes on"
+    return {key: done[key] for key in ("backfill", "sent", "dead_letters", "ended")} | {"words": words}
 
 
 @app.command()

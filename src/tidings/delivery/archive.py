@@ -1,7 +1,7 @@
 """Changes that a lane still needs when their retention is over: written to Parquet by Spark before their partition is dropped.
 
 A range is listed with the dead letters, and can still be sent: its changes are read from the files, and go through the same
-pipeline as those in the database. Replays are left out: what they still need stays in the log until they have ended.
+pipeline as those in the database. Replays and backfills are left out: what they still need stays in the log until they end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def archive_expired(
 ) -> list[int]:
     """Write what lanes still need of partitions whose time is over, and let the lanes go on after it; returns the lanes.
 
-    Not what a replay needs: moved past its end it would be over, and a range of it could not be sent, for no route is left.
+    Not what a replay or a backfill needs: moved past its end it would be over, and a range of it could not be sent, for no
+    route is left.
     """
     now, folder = now or datetime.now(UTC), settings.delivery.archive
     done = []
@@ -72,7 +73,8 @@ def archive_expired(
         end = min(Position(*row) if row else windows.last(connection).end, _stream(connection))
         standing = lanes.standing(connection)
         for lane in standing.in_state("behind") + standing.in_state("paused"):
-            if lane.replay is None and lane.cursor < end and _archive(connection, spark, folder, epoch, lane, end, now):
+            owed = lane.replay is None and not lane.backfill and lane.cursor < end
+            if owed and _archive(connection, spark, folder, epoch, lane, end, now):
                 done.append(lane.id)
     return done
 

@@ -131,7 +131,7 @@ def catch_up(
         timeout=seconds,
         starts={lane.id: lane.cursor for lane in served},
         ends={lane.id: end for lane, end in ends.items()},
-        care={lane.id: _care(settings.delivery, lane) for lane in served if lane.attempts},
+        care={lane.id: care(settings.delivery, lane) for lane in served if lane.attempts},
         tries={lane.id: lane.attempts for lane in served if lane.attempts},
         replays=frozenset(lane.id for lane in served if lane.replay),
     )
@@ -151,7 +151,7 @@ def catch_up(
         report = reports.get(lane.id, Report(lane.id, 0))
         step = next_step(settings.delivery, lane, report, reached, near and not lane.replay, rate)
         if lanes.end_catch_up(connection, epoch, lane, step, report):
-            alerted += _tell(settings, lane, step)
+            alerted += tell(settings, lane, step)
     return list(reports.values()), alerted
 
 
@@ -197,7 +197,7 @@ def apart(ranges: Iterable[tuple[Position, Position]]) -> list[tuple[Position, P
     return found
 
 
-def _care(settings: DeliverySettings, lane: Lane) -> Care:
+def care(settings: DeliverySettings, lane: Lane) -> Care:
     return "suspect" if spent(settings, lane.attempts) else "probe"
 
 
@@ -218,7 +218,7 @@ def next_step(
     return lanes.Step(cursor, slow=report.late, wait=wait, error=report.error or "no answer", down=not report.waits)
 
 
-def _tell(settings: Settings, lane: Lane, step: lanes.Step) -> bool:
+def tell(settings: Settings, lane: Lane, step: lanes.Step) -> bool:
     """Whether an alert was raised."""
     attempts = lane.attempts + 1
     if step.error is not None:

@@ -12,10 +12,13 @@ from psycopg.types.json import Json
 # A letter that dies again, because its change was sent again, is the same letter.
 _BURY = """
 insert into dead_letters (lane, message, win, seq, bucket, key, event, body, attributes, label, reason)
-select %(lane)s, d.message, d.win, d.seq, c.bucket, c.key, c.event, d.body, d.attributes, d.label, d.reason
+select %(lane)s, d.message, d.win, d.seq, coalesce(c.bucket, s.bucket), coalesce(c.key, s.key),
+       coalesce(c.event, s.event), d.body, d.attributes, d.label, d.reason
 from json_to_recordset(%(letters)s)
     as d(message text, win bigint, seq bigint, body text, attributes jsonb, label text, reason text)
 left join changes c on c.seq = d.seq and c.rules is not null and c.id = split_part(d.message, '.', 1)
+left join (backfills b join backfill_changes s on s.backfill = b.id)
+    on b.lane = %(lane)s and s.n = d.win and s.id = split_part(d.message, '.', 1)
 on conflict (lane, message) do update set reason = excluded.reason, state = 'dead', died_at = now(), ended_at = null
 """
 

@@ -64,6 +64,8 @@ class Terms:
     """How often lanes have failed in a row, where they have."""
     replays: frozenset[int] = frozenset()
     """Lanes whose messages are marked: they have been sent before."""
+    backfills: frozenset[int] = frozenset()
+    """Lanes whose messages are marked: they tell of what was there before the rule."""
     preload: bool = False
     """Load every destination's client, although nothing is sent: for warming up."""
     ends: Mapping[int, Position] = field(default_factory=dict)
@@ -74,12 +76,13 @@ class Terms:
 
     def to_list(self) -> list[Any]:
         starts, ends = ([[lane, *at] for lane, at in of.items()] for of in (self.starts, self.ends))
-        care, tries, lanes = list(self.care.items()), list(self.tries.items()), (sorted(self.skipped), sorted(self.replays))
+        care, tries = list(self.care.items()), list(self.tries.items())
+        lanes = sorted(self.skipped), sorted(self.replays), sorted(self.backfills)
         return [self.budget, self.timeout, self.everyone_from, starts, care, tries, *lanes, self.preload, ends]
 
     @classmethod
     def from_list(cls, values: list[Any]) -> Terms:
-        budget, timeout, everyone, starts, care, tries, skipped, replays, preload, ends = values
+        budget, timeout, everyone, starts, care, tries, skipped, replays, backfills, preload, ends = values
         return cls(
             budget,
             timeout,
@@ -89,6 +92,7 @@ class Terms:
             dict(care),
             dict(tries),
             frozenset(replays),
+            frozenset(backfills),
             preload,
             {lane: Position(window, seq) for lane, window, seq in ends},
         )
@@ -142,8 +146,9 @@ def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult],
         attributes = [{"id": id_, "sequencer": f"{seq:016X}"} for id_, seq in zip(ids[owed], pending.seqs, strict=True)]
         for own, more in zip(attributes, beside[owed], strict=True) if any(beside[owed]) else ():
             own |= json.loads(more or "{}")
-        for own in attributes if lane in terms.replays else ():
-            own["replay"] = "true"
+        for name, marked in (("replay", terms.replays), ("backfill", terms.backfills)):
+            for own in attributes if lane in marked else ():
+                own[name] = "true"
         groups = [f"{slot & _64_BITS:016x}" for slot in pending.slots]
         pending.messages = list(map(Message, ids[owed], bodies[owed], attributes, keys[owed], groups))
         lanes[lane] = pending

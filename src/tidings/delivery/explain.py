@@ -47,7 +47,8 @@ order by v.rule, v.config
 
 _LANES = """
 select r.source, l.id, l.destination, l.state, l.side, coalesce(l.win, s.win) as win, coalesce(l.seq, s.seq) as seq, l.attempts,
-       l.next_try, l.error, l.began_win, l.began_seq, p.until_win, p.until_seq, coalesce(p.prefix, '') as prefix
+       l.next_try, l.error, l.began_win, l.began_seq, p.until_win, p.until_seq, coalesce(p.prefix, '') as prefix,
+       p.lane is not null as repeats
 from routes r join lanes l on l.id = r.lane left join replays p on p.lane = l.id, stream s
 where s.name = 'main' and r.source = any(%(rules)s)
 order by l.id
@@ -55,7 +56,8 @@ order by l.id
 
 _EXCEPTIONS = """
 select what, from_win, from_seq, to_win, to_seq, state, note, at, id from lane_log
-where lane = %(lane)s and (from_win, from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (to_win, to_seq)
+where (lane = %(lane)s or lane in (select lane from backfills where of_lane = %(lane)s and rule = %(source)s))
+  and (from_win, from_seq) < (%(win)s, %(seq)s) and (%(win)s, %(seq)s) <= (to_win, to_seq)
 order by id
 """
 
@@ -178,7 +180,9 @@ def _rule(
 def lanes_of(connection: Connection, rule: int, change: dict[str, Any], position: Position | None) -> list[dict[str, Any]]:
     """The lanes that a rule leads to, each with what became of the change's message there."""
     found = dicts(connection, _LANES, {"rules": [rule]})
-    return [_lane(connection, lane, change, position) for lane in found if not lane["side"] or _repeats(lane, change, position)]
+    return [
+        _lane(connection, lane, change, position) for lane in found if not lane["repeats"] or _repeats(lane, change, position)
+    ]
 
 
 def _repeats(lane: dict[str, Any], change: dict[str, Any], position: Position | None) -> bool:
@@ -215,7 +219,7 @@ def _lane(connection: Connection, lane: dict[str, Any], change: dict[str, Any], 
         "state": lane["state"],
         "cursor": str(cursor),
         "error": lane["error"],
-        "replay": lane["side"] or None,
+        "replay": lane["side"] if lane["repeats"] else None,
         "message": f"{change['id']}.{lane['source']}",
     }
     told |= _fate(connection, lane, cursor, position, told["message"])
@@ -247,8 +251,9 @@ def _fate(
     """What became of one message."""
     dead = dicts(
         connection,
-        "select id, reason, state, died_at from dead_letters where lane = %(lane)s and message = %(message)s",
-        {"lane": lane["id"], "message": message},
+        "select id, reason, state, died_at from dead_letters where message = %(message)s"
+        " and (lane = %(lane)s or lane in (select lane from backfills where of_lane = %(lane)s and rule = %(source)s))",
+        {"lane": lane["id"], "source": lane["source"], "message": message},
     )
     if dead:
         words = {
@@ -259,7 +264,8 @@ def _fate(
         return {"fate": "dead letter", "words": f"{words[dead[0]['state']]}: {dead[0]['reason']}", "dead_letter": dead[0]["id"]}
     if position is None:
         return {"fate": "waiting", "words": "not read yet: the stream is not running, or a transaction before it is still open"}
-    exceptions = dicts(connection, _EXCEPTIONS, {"lane": lane["id"], "win": position.window, "seq": position.seq})
+    place = {"lane": lane["id"], "source": lane["source"], "win": position.window, "seq": position.seq}
+    exceptions = dicts(connection, _EXCEPTIONS, place)
     for each in reversed(exceptions):
         if each["what"] == "skipped":
             return {

@@ -21,7 +21,7 @@ from tidings.delivery.reports import Report
 from tidings.delivery.sending import DELAYS
 from tidings.errors import OperatorError
 
-STATES = ("live", "behind", "ready", "paused", "closed")
+STATES = ("live", "behind", "ready", "backfill", "paused", "closed")
 
 
 class Figures:

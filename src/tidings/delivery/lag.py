@@ -20,5 +20,6 @@ async def lag(connection: AsyncConnection[Any]) -> Lag:
         "select state, count(*), extract(epoch from max(now() - since))::float8 from lanes group by state"
     )
     rows = await cursor.fetchall()
-    counts = dict.fromkeys(("live", "behind", "ready", "paused", "closed"), 0) | {state: number for state, number, _ in rows}
+    states = ("live", "behind", "ready", "backfill", "paused", "closed")
+    counts = dict.fromkeys(states, 0) | {state: number for state, number, _ in rows}
     return Lag(counts, next((seconds for state, _, seconds in rows if state == "behind"), 0.0))

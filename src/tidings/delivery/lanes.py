@@ -1,4 +1,4 @@
-"""Lanes: the table, and the two transactions that move them.
+"""Lanes: the table, and the transactions that move them: the end of a round, of a chunk, of a backfill's page.
 
 Each checks the epoch, so that a stream which was replaced moves nothing. Operators move lanes too (`steering.py`): a lane that
 is not in the state in which it was read is left where it is. Its own cursor is never after what it was sent, so nothing is lost
@@ -29,6 +29,25 @@ select l.id, 'replayed', l.began_win, l.began_seq, r.until_win, r.until_seq, r.s
 from lanes l join replays r on r.lane = l.id where l.id = %s and l.began_win is not null
 """
 
+# Both lanes are live, so both have had the same changes: the rule's next one goes through the lane that it belongs to.
+_JOIN = """
+with over as (update backfills b set ended_at = now() from lanes l, lanes m
+              where l.id = b.lane and m.id = b.of_lane and l.state = 'live' and m.state = 'live' and b.ended_at is null
+              returning b.lane)
+update lanes l set state = 'closed', win = %(win)s, seq = %(seq)s, since = now() from over where l.id = over.lane
+"""
+
+# Of a rule that is at work already: up to here its lane has told of its changes, from here on the backfill's has to.
+_OPEN = """
+with asked as (select b.id, b.number, m.project, m.destination, m.peer from backfills b join lanes m on m.id = b.of_lane
+               where b.lane is null and b.ended_at is null and m.state = 'live'),
+     opened as (insert into lanes (project, destination, peer, side, state, win, seq, began_win, began_seq)
+                select project, destination, peer, number, 'backfill', %(win)s, %(seq)s, %(win)s, %(seq)s from asked
+                returning id, project, destination, side)
+update backfills b set lane = o.id from asked a, opened o
+where b.id = a.id and (o.project, o.destination, o.side) = (a.project, a.destination, a.number)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -53,6 +72,8 @@ class Lane:
     peer: str = ""
     """What may be dead behind several lanes."""
     replay: Replay | None = None
+    backfill: bool = False
+    """Whether it is a backfill's: the rule's events follow in it, until it joins the lane beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,8 @@ class Standing:
 
     moment: Moment
     lanes: tuple[Lane, ...]
+    unsettled: bool = False
+    """Whether there is a backfill that a round's end can open, or let join the lane beside it."""
 
     def in_state(self, state: str) -> list[Lane]:
         return [lane for lane in self.lanes if lane.state == state]
@@ -74,21 +97,26 @@ class Standing:
 def standing(connection: Connection) -> Standing:
     rows = connection.execute(
         """
-        select v.version, pg_current_snapshot()::text, l.id, l.state, l.win, l.seq, l.attempts, l.slow,
+        select v.version, pg_current_snapshot()::text, u.unsettled, l.id, l.state, l.win, l.seq, l.attempts, l.slow,
                coalesce(l.next_try <= clock_timestamp(), true), coalesce(l.peer, l.destination),
-               r.until_win, r.until_seq, r.sources, r.prefix, r.rate
+               f.lane is not null, r.until_win, r.until_seq, r.sources, r.prefix, r.rate
         from rules_version v
+        cross join (select exists (
+            select from backfills b join lanes m on m.id = b.of_lane left join lanes l on l.id = b.lane
+            where b.ended_at is null and m.state = 'live' and (b.lane is null or l.state = 'live')
+        ) as unsettled) as u
         left join lanes l on l.state not in ('live', 'closed')
+        left join backfills f on f.lane = l.id
         left join replays r on r.lane = l.id
         order by l.id
         """
     ).fetchall()
     lanes = tuple(
-        Lane(id_, state, Position(win, seq), attempts, slow, due, peer, _replay(*replay))
-        for _, _, id_, state, win, seq, attempts, slow, due, peer, *replay in rows
+        Lane(id_, state, Position(win, seq), attempts, slow, due, peer, _replay(*replay), backfill)
+        for _, _, _, id_, state, win, seq, attempts, slow, due, peer, backfill, *replay in rows
         if id_ is not None
     )
-    return Standing(Moment(*rows[0][:2]), lanes)
+    return Standing(Moment(*rows[0][:2]), lanes, rows[0][2])
 
 
 def _replay(win: int | None, seq: int, sources: list[int], prefix: str | None, rate: float | None) -> Replay | None:
@@ -103,11 +131,13 @@ def end_round(
     ready: Iterable[Lane],
     reports: Iterable[Report],
     first_retry: float,
+    settle: bool = False,
 ) -> None:
     """The end of a stream's round: its position, lanes that failed and lanes that rejoin move together, or nothing does.
 
     A lane that only ran out of time is left to catch-up at once, without alarm; a failed one waits for its first retry. None is
-    slow yet: a round may have waited for a moment only.
+    slow yet: a round may have waited for a moment only. With `settle`, backfills are opened, and joined to the lane beside
+    them, where that lane is live: here it is known to the change how far it has got.
     """
     failed = {report.lane: report for report in reports if report.cursor is not None}
     behind = [
@@ -154,6 +184,9 @@ def end_round(
             raise Superseded(f"Another stream has taken over: epoch {epoch} at {start} no longer counts.")
         for report in reports:
             dead_letters.bury(connection, report.lane, report.dead)
+        if settle:
+            connection.execute(_JOIN, {"win": end.window, "seq": end.seq})
+            connection.execute(_OPEN, {"win": end.window, "seq": end.seq})
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +274,74 @@ def _count_replay(connection: Connection, lane: Lane, step: Step, report: Report
         connection.execute(_REPLAYED, [lane.id])
 
 
+_OWNED = "exists (select from stream where name = 'main' and epoch = %(epoch)s for share)"
+
+
+def note(connection: Connection, epoch: int, lane: int, words: str) -> None:
+    """Say what a backfill waits for, where `tidings lanes list` shows it."""
+    connection.execute(
+        f"update lanes set error = %(words)s where id = %(lane)s and state = 'backfill' and error is distinct from %(words)s"
+        f" and {_OWNED}".encode(),
+        {"words": words, "lane": lane, "epoch": epoch},
+    )
+
+
+def begin_backfill(connection: Connection, epoch: int, lane: int) -> None:
+    """From here on its listing is whole, and it is known which versions came late."""
+    connection.execute(
+        f"""
+        with begun as (update backfills set begun_at = now() where lane = %(lane)s and begun_at is null and {_OWNED}
+                       returning *),
+             l as (update lanes set error = null from begun where lanes.id = begun.lane)
+        insert into backfill_late (backfill, key, version_id, seq)
+        select b.id, c.key, coalesce(c.version_id, 'null'), max(c.seq)
+        from begun b join changes c on c.bucket_id = b.bucket_id and c.config < b.since and c.seq > b.top
+        where c.at > b.asked_at - interval '1 minute' and c.event like 'ObjectCreated:%%' group by 1, 2, 3
+        """.encode(),
+        {"lane": lane, "epoch": epoch},
+    )
+
+
+def end_page(connection: Connection, epoch: int, lane: Lane, told: int, step: Step, report: Report) -> bool:
+    """The end of a try to deliver what a backfill has staged; when all is told, its lane goes on from its rule's position.
+
+    Returns whether it moved: a lane that is not as it was read is left alone.
+    """
+    values = {
+        "lane": lane.id,
+        "epoch": epoch,
+        "old": told,
+        "told": step.cursor.window,
+        "sent": report.sent,
+        "slow": step.slow,
+        "error": step.error,
+        "wait": step.wait,
+    }
+    with connection.transaction():
+        row = connection.execute(
+            f"""
+            with b as (update backfills set told = %(told)s, sent = sent + %(sent)s,
+                              told_at = case when listed_at is not null and n = %(told)s then now() end
+                       from lanes l where lane = %(lane)s and told = %(old)s and ended_at is null
+                         and l.id = %(lane)s and l.state = 'backfill' and {_OWNED}
+                       returning backfills.id, told_at),
+                 l as (update lanes set state = case when told_at is null then 'backfill' else 'behind' end,
+                              slow = %(slow)s, error = %(error)s,
+                              attempts = case when %(error)s::text is null then 0 else attempts + 1 end,
+                              next_try = now() + make_interval(secs => %(wait)s::float8),
+                              since = case when told_at is null then since else now() end
+                       from b where lanes.id = %(lane)s and lanes.state = 'backfill')
+            select id from b
+            """.encode(),
+            values,
+        ).fetchone()
+        if row is None:
+            return False
+        dead_letters.bury(connection, lane.id, report.dead)
+        connection.execute("delete from backfill_changes where backfill = %s and n <= %s", [row[0], step.cursor.window])
+    return True
+
+
 def close_unused(connection: Connection, epoch: int) -> list[int]:
     """Close the lanes that no rule and no subscription leads to any more: what they were still owed is discarded, and noted.
 
@@ -251,7 +352,10 @@ def close_unused(connection: Connection, epoch: int) -> list[int]:
     )
     with connection.transaction():
         rows = connection.execute(
-            f"select id from lanes l where state <> 'closed' and side = 0 and {unused} order by id for update".encode()
+            f"""
+            select id from lanes l
+            where state <> 'closed' and (side = 0 or id in (select lane from backfills)) and {unused} order by id for update
+            """.encode()
         ).fetchall()
         if not rows:
             return []
@@ -268,6 +372,15 @@ def close_unused(connection: Connection, epoch: int) -> list[int]:
             """.encode(),
             {"lanes": [row[0] for row in rows], "epoch": epoch},
         ).fetchall()
+        connection.execute(
+            """
+            with over as (update backfills b set ended_at = now()
+                          where ended_at is null and (lane = any(%s) or (lane is null and not exists (
+                              select from bucket_eventing_configs c where c.rule = b.rule))) returning id)
+            delete from backfill_changes c using over where c.backfill = over.id
+            """,
+            [[row[0] for row in closed]],
+        )
     return sorted(row[0] for row in closed)
 
 

@@ -12,9 +12,10 @@ from tidings.events.positions import Position
 
 _LANES = """
 select l.id, p.name as project, l.destination, l.state, coalesce(l.win, s.win) as win, coalesce(l.seq, s.seq) as seq,
-       l.attempts, l.next_try, l.error, l.since, l.side as replay,
+       l.attempts, l.next_try, l.error, l.since, case when b.lane is null then l.side else 0 end as replay,
+       b.number as backfill, b.sent as told, b.key as place,
        (select count(*) from dead_letters d where d.lane = l.id and d.state = 'dead') as dead_letters
-from lanes l join projects p on p.public_id = l.project, stream s
+from lanes l join projects p on p.public_id = l.project left join backfills b on b.lane = l.id, stream s
 where s.name = 'main' and (l.state <> 'closed' or %(all)s)
 order by l.id
 """

@@ -26,7 +26,7 @@ where %(project)s in (p.name, p.public_id) and c.config_id = %(id)s and (%(bucke
 
 _LANES = """
 select l.id, l.project, l.destination, l.peer, coalesce(l.win, s.win) as win, coalesce(l.seq, s.seq) as seq
-from routes r join lanes l on l.id = r.lane and l.side = 0, stream s
+from routes r join lanes l on l.id = r.lane and (l.side = 0 or l.id in (select lane from backfills)), stream s
 where s.name = 'main' and r.rule = %s
 order by l.id
 """

@@ -10,12 +10,14 @@ from tidings.events.positions import Position
 # A live lane's cursor is the stream's. The round that is under way may deliver to it once more: that is sent again then.
 _PAUSE = """
 update lanes l set state = 'paused', win = coalesce(l.win, s.win), seq = coalesce(l.seq, s.seq), since = now(), next_try = null
-from stream s where s.name = 'main' and l.id = %s and l.state in ('live', 'behind', 'ready')
+from stream s where s.name = 'main' and l.id = %s and l.state in ('live', 'behind', 'ready', 'backfill')
 """
 
 _RESUME = """
-update lanes set state = 'behind', since = now(), attempts = 0, next_try = null, error = null, slow = false
-where id = %s and state = 'paused'
+update lanes set state = case when id in (select lane from backfills where told_at is null and ended_at is null)
+                         then 'backfill' else 'behind' end,
+       since = now(), attempts = 0, next_try = null, error = null, slow = false
+where id = %s and state = 'paused' returning state
 """
 
 _SKIP = """
@@ -31,12 +33,15 @@ returning from_win, from_seq
 def pause(connection: Connection, lane: int) -> None:
     """Nothing more is sent. What comes is kept, and delivered when it is resumed."""
     if not connection.execute(_PAUSE, [lane]).rowcount:
-        raise _not_in(connection, lane, "live, behind or ready")
+        raise _not_in(connection, lane, "live, behind, ready or backfill")
 
 
-def resume(connection: Connection, lane: int) -> None:
-    if not connection.execute(_RESUME, [lane]).rowcount:
+def resume(connection: Connection, lane: int) -> str:
+    """Let it go on where it was; returns the state that it has now."""
+    row = connection.execute(_RESUME, [lane]).fetchone()
+    if row is None:
         raise _not_in(connection, lane, "paused")
+    return str(row[0])
 
 
 def skip(connection: Connection, lane: int, to: Position | None, note: str) -> tuple[Position, Position]:

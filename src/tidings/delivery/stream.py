@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
 from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session
+from tidings.delivery.backfilling import Backfilling
 from tidings.delivery.deliver import Terms
 from tidings.delivery.figures import Figures
 from tidings.delivery.ownership import Owner
@@ -52,6 +53,7 @@ class Stream:
         self._rebase = rebase
         self._stop = threading.Event()
         self._turns = catchup.Turns()
+        self._backfilling = Backfilling(settings, self._turns)
         self._patience = Patience(settings.delivery.budget_seconds)
         self._figures = figures or Figures()
         self._over = threading.Event()
@@ -140,7 +142,7 @@ class Stream:
         standing = lanes.standing(connection)
         ready = standing.in_state("ready")
         pipeline.learn(standing.moment, connection)  # also while idle: no event waits for a new plan
-        if end == start and not ready:
+        if end == start and not ready and not standing.unsettled:
             return None
         pieces = reader.slices(connection, start, end)
         if ready:
@@ -157,7 +159,8 @@ class Stream:
         reports = pipeline.run(Round(tuple(pieces), standing.moment, terms), rows)
         if self._settings.delivery.isolation == "stream":
             reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
-        lanes.end_round(connection, epoch, start, end, ready, reports, catchup.retry_after(self._settings.delivery, 1))
+        first_retry = catchup.retry_after(self._settings.delivery, 1)
+        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled)
         self._patience.learn(reports)
         self._figures.add(reports)
         for report in reports:
@@ -239,7 +242,25 @@ class Stream:
         return self._catch_up(connection, pipeline, owner, "slow")
 
     def _replay(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
-        return self._catch_up(connection, pipeline, owner, "replay")
+        """Backfills too: both are for one rule, and have no hurry."""
+        replayed = self._catch_up(connection, pipeline, owner, "replay")
+        return self._backfill(connection, pipeline, owner) or replayed
+
+    def _backfill(self, connection: Connection, pipeline: Pipeline, owner: Owner) -> bool:
+        standing = lanes.standing(connection)
+        if not standing.in_state("backfill"):
+            return False
+        pipeline.learn(standing.moment, connection)
+        done = self._backfilling.step(connection, pipeline, owner.epoch, standing)
+        if done is None:
+            return False
+        report, alerted = done
+        if report is not None:
+            self._figures.add([report])
+            _tell_dead(report)
+        for _ in range(alerted):
+            self._figures.alerted()
+        return True
 
     def _catch_up(self, connection: Connection, pipeline: Pipeline, owner: Owner, group: catchup.Group) -> bool:
         position = catchup.stream_position(connection)  # before the rules, as a round fixes its end before them

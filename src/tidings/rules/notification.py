@@ -15,6 +15,7 @@ from tidings.access.permissions import GET_NOTIFICATION, PUT_NOTIFICATION
 from tidings.db.pool import Pool
 from tidings.errors import CallerError, Precondition
 from tidings.rules import reaching, table, test_event
+from tidings.rules.backfills import Backfill
 from tidings.rules.lookup import Lookup
 from tidings.rules.model import Rule
 from tidings.rules.problems import refuse
@@ -45,12 +46,14 @@ class Notifications:
         trusted: Sequence[Rule] = (),
         request_id: str,
         host_id: str,
+        backfill: Backfill | None = None,
     ) -> str:
         """Replace the bucket's rules; without rules, delete what there was. Returns the new entity tag.
 
         `expected` are the entity tags that the caller is ready to change from. The destinations of `trusted` rules, which
         are there already and which the caller did not touch, get no test event. `request_id` and `host_id` are those of
-        the answer, so that a test event can be traced to its PUT. While a destination is waited for, no connection is
+        the answer, so that a test event can be traced to its PUT. `backfill` is for the operator's commands: a document of S3
+        has no place for it. While a destination is waited for, no connection is
         held: a slow topic of one tenant must not empty the pool of all.
         """
         self._check_enabled(caller)
@@ -67,7 +70,7 @@ class Notifications:
         body = test_event.of_bucket(self.settings.bucket_eventing.dialect, bucket, request_id, host_id)
         await test_event.send(arns, self.settings, body, request_id)
         async with self.pool.connection() as connection:
-            etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id)
+            etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id, backfill)
         await self.lookup.forget(caller.project, bucket)
         return etag
 

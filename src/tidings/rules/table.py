@@ -23,6 +23,7 @@ from psycopg.rows import tuple_row
 
 from tidings.errors import CallerError, no_such_bucket
 from tidings.events import arn
+from tidings.rules.backfills import Backfill, open_with_rule
 from tidings.rules.model import KeyFilter, Rule
 
 _WANTS: LiteralString = """
@@ -146,11 +147,12 @@ async def replace(
     rules: Sequence[Rule],
     expected: Sequence[str] | None = None,
     bucket_id: str | None = None,
+    backfill: Backfill | None = None,
 ) -> str:
     """Make these the bucket's rules, all of them and no others, in one transaction; returns their entity tag.
 
     With `expected`, only if the entity tag of what is there is among these; with `bucket_id`, only if it is still that bucket
-    and not another one of its name.
+    and not another one of its name. With `backfill`, one of them, which must be new, is first told of what is there.
     """
     where = {"project": project_public_id, "bucket": bucket}
     async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
@@ -165,6 +167,8 @@ async def replace(
         kept = {"ids": [rule.config_id for rule in rules], "topics": [rule.destination.name for rule in rules]}
         await cursor.execute(_DELETE, {**where, **kept})
         await cursor.executemany(_UPSERT, [{**where, **_row(rule), "config": config} for rule in rules])
+        if backfill is not None:
+            await open_with_rule(cursor, project_public_id, bucket, backfill)
     return _etag(found_id, config)
 
 

@@ -42,7 +42,7 @@ _DELETE_LAST: LiteralString = f"""
 with b as ({_BUCKET}),
 d as (
     delete from heads h using b
-    where b.versioning = 'unversioned' and h.bucket_id = b.id and h.key = %(key)s and h.ordinal = 1
+    where b.versioning = 'unversioned' and h.bucket_id = b.id and h.key = %(key)s and h.ordinal = 1 and h.config <= b.config
     returning h.version_id, h.size, h.content_type, h.metadata, h.tags, h.segments
 ),
 h as ({statements.head(statements.IN_ONE_STATEMENT, wanted="b.versioning <> 'unversioned'")}),

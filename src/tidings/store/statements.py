@@ -11,6 +11,9 @@ nothing but the head row decides. Three facts make that the common case:
 - a version with an id of its own is added whatever is there;
 - `ordinal` counts a key's versions, so a head with ordinal 1 has none behind it.
 
+And the rules that it read must not be older than those of whoever wrote the head: otherwise a rule would hear of the write
+before this one, and not of this one.
+
 Where they do not help, the statement does nothing and says so, and the caller takes the lock first and asks again.
 """
 
@@ -53,7 +56,9 @@ LOCK: LiteralString = """
 """
 """Takes the key's lock, if there is a head to lock."""
 
-IN_ONE_STATEMENT: LiteralString = "(excluded.version_id <> 'null' or heads.version_id = 'null')"
+IN_ONE_STATEMENT: LiteralString = (
+    "(excluded.version_id <> 'null' or heads.version_id = 'null') and excluded.config >= heads.config"
+)
 """The guard for a statement that does not hold the lock, or could not take it because there was no head yet."""
 
 
