@@ -42,7 +42,7 @@ _EVENTS_OF_A_COMMIT = 2
 
 
 def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[Figure]:
-    commits, pairs = (200, 3) if quick else (1000, 9)
+    commits, pairs = (200, 3) if quick else (1000, 15)
     with database(progress) as url, TemporaryDirectory(prefix="tidings-bench-") as folder, ExitStack() as servers:
         with psycopg.connect(url, autocommit=True) as connection:
             keep_up(connection, ChangestreamSettings())

@@ -179,6 +179,8 @@ def as_text(moment: datetime) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str | dict):
+        return value
     if isinstance(value, Reference):
         return value.to_json()
     if isinstance(value, tuple):  # a content's key

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 Outcome = Literal["delivered", "failed", "rejected", "filtered", "dropped"]
 _GRACE_SECONDS = 1.0
 """A coroutine that takes too long is cancelled, and gets this long to end before its thread is given up."""
+_GATHER_SECONDS = 0.005
+"""Between events that come one by one: a worker that wakes up for each of many commits takes the processor from these."""
 _WORDS = 500
 """Characters of an error that are kept."""
 
@@ -183,6 +185,8 @@ class Feed:
         try:
             while not worker.given_up and (entry := self._waiting.take()) is not None:
                 self._handle(worker, entry)
+                if not len(self._waiting):
+                    self._closing.wait(_GATHER_SECONDS)
         finally:
             if worker.given_up:
                 with self._lock:
