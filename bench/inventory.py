@@ -33,8 +33,8 @@ from tidings.local.processes import free_port
 
 NAMES = ("inventory_rate", "inventory_rollup")
 _TOPIC = "bench-inventory"
-_PARTITIONS = 16
-_LOT = 200_000
+_PARTITIONS = 32
+_LOT = 400_000
 _FEW = 20_000
 
 
@@ -53,7 +53,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
 
 
 def _rate(url: str, quick: bool, progress: Progress) -> Figure:
-    size, lots = (_FEW, 2) if quick else (_LOT, 5)
+    size, lots = (_FEW, 2) if quick else (_LOT, 3)
     with ExitStack() as open_:
         brokers = open_.enter_context(kafka.running())
         kafka.create_topic(brokers.address, _TOPIC, _PARTITIONS)

@@ -1,8 +1,8 @@
 """The job: Spark reads the topics in batches, and one transaction for each merges what was read and moves the positions.
 
-A crash before that transaction's end repeats the batch, a crash after it repeats nothing; Spark's own checkpoint is scratch. An
-advisory lock decides which consumer works, the others wait; one that has lost the lock without noticing cannot move a position
-that another has moved.
+While PostgreSQL merges one batch Spark reads the next; batches are merged one after another. A crash before a merge's end repeats
+the batch, a crash after it repeats nothing; Spark's own checkpoint is scratch. An advisory lock decides which consumer works, the
+others wait; one that has lost the lock without noticing cannot move a position that another has moved.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tidings.consumers.inventory.merging import merge_csv
 from tidings.consumers.inventory.offsets import Offsets
 from tidings.consumers.inventory.source import NAME, KafkaSource, to_json
 from tidings.consumers.inventory.telling import Told, pieces, told
+from tidings.consumers.inventory.turns import Turns
 from tidings.db.connecting import noticing
 from tidings.errors import OperatorError, Superseded
 from tidings.settings import Settings
@@ -54,7 +55,6 @@ class Inventory:
         self._accept_loss = accept_loss
         self._stopped = threading.Event()
         self._known: Offsets = {}
-        self._failed: BaseException | None = None
         self.counts: Counter[str] = Counter()
         """What has been read since the start: events, tests, refused, and rows changed."""
         if wanted.source == "kafka":
@@ -92,26 +92,28 @@ class Inventory:
             self._known = offsets.load(connection, self._wanted.cluster, self._wanted.topics)
         start = offsets.beginning(self._known, reading.ends(self._cluster, self._wanted.topics), self._accept_loss)
         self._accept_loss = False  # it was for what had happened by then
-        self._failed = None
+        failed: list[BaseException] = []
 
         def take(batch: DataFrame, _number: int) -> None:
             try:
-                merged(self._take(batch))
+                found = pieces(told(batch))
+                merges.give(lambda: merged(self._merge(found)))
             except BaseException as error:
-                self._failed = error  # Spark passes on its words alone
+                failed.append(error)  # Spark passes on its words alone
                 raise
 
-        with tempfile.TemporaryDirectory(prefix="tidings-inventory-") as scratch:
+        with Turns("inventory-merge") as merges, tempfile.TemporaryDirectory(prefix="tidings-inventory-") as scratch:
             writer = self._stream(start).writeStream.foreachBatch(take).option("checkpointLocation", scratch)
             poll = f"{round(self._wanted.poll_seconds * 1000)} milliseconds"
             query = (writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=poll)).start()
             try:
                 while not self._stopped.is_set() and not query.awaitTermination(0.2):
-                    pass
+                    merges.check()
             except Exception as error:
-                raise self._failed or error from None
+                raise failed[0] if failed else error from None
             finally:
                 query.stop()
+            merges.finish()
 
     def _stream(self, start: Offsets) -> DataFrame:
         reader, wanted = self._spark.readStream, self._wanted
@@ -131,10 +133,9 @@ class Inventory:
         }
         return reader.format("kafka").options(**wanted.spark_options, **named).load()
 
-    def _take(self, batch: DataFrame) -> int:
+    def _merge(self, found: list[Told]) -> int:
         """One batch; returns the lag behind it."""
         began = time.perf_counter()
-        found = pieces(told(batch))
         counts: Counter[str] = sum((each.counts for each in found), Counter())
         reached = _furthest(found)
         with self._connect() as connection:

@@ -57,6 +57,7 @@ def merge_csv(connection: psycopg.Connection[Any], pieces: Iterable[bytes]) -> i
 
 
 def _merged(connection: psycopg.Connection[Any]) -> int:
+    connection.execute("set local work_mem = '64MB'")  # sorted in memory
     changed = connection.execute(_MERGE).rowcount
     connection.execute(f"drop table pg_temp.{_STAGED}")  # the caller may have more to merge in this transaction
     return changed

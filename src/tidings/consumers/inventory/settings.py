@@ -23,7 +23,7 @@ class InventorySettings(BaseModel, frozen=True, extra="forbid"):
     spark_options: dict[str, str] = Field(
         {}, description="for Spark's connector only: its further options, such as kafka.security.protocol; they show in plans"
     )
-    max_rows: int = Field(50_000, ge=1, description="notifications in one batch at most")
+    max_rows: int = Field(100_000, ge=1, description="notifications in one batch at most")
     poll_seconds: float = Field(0.5, gt=0, description="how often it looks for new ones")
 
     @field_validator("topics")
