@@ -1,8 +1,8 @@
 """The job: Spark reads the topics in batches, and one transaction for each merges what was read and moves the positions.
 
-While PostgreSQL merges one batch Spark reads the next; batches are merged one after another. A crash before a merge's end repeats
-the batch, a crash after it repeats nothing; Spark's own checkpoint is scratch. An advisory lock decides which consumer works, the
-others wait; one that has lost the lock without noticing cannot move a position that another has moved.
+While PostgreSQL merges one batch Spark reads the next; batches are merged one after another. A crash before a merge's end
+repeats the batch, a crash after it repeats nothing; Spark's own checkpoint is scratch. An advisory lock decides which consumer
+works, the others wait; one that has lost the lock without noticing cannot move a position that another has moved.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Inventory:
             poll = f"{round(self._wanted.poll_seconds * 1000)} milliseconds"
             query = (writer.trigger(availableNow=True) if self._once else writer.trigger(processingTime=poll)).start()
             try:
-                while not self._stopped.is_set() and not query.awaitTermination(0.2):
+                while not self._stopped.is_set() and not query.awaitTermination(1):
                     merges.check()
             except Exception as error:
                 raise failed[0] if failed else error from None
@@ -124,7 +124,7 @@ class Inventory:
                 .options(cluster=wanted.cluster, topics=topics, positions=positions, max_rows=wanted.max_rows)
                 .load()
             )
-        named = {
+        named: dict[str, Any] = {
             "kafka.bootstrap.servers": self._cluster.bootstrap,
             "subscribe": topics,
             "startingOffsets": positions,

@@ -76,6 +76,7 @@ def _read(consumer: Consumer, wanted: Range) -> Iterator[list[Any]]:
     while at < wanted.end:
         got = consumer.consume(min(_AT_ONCE, wanted.end - at), timeout=0.2)
         good = []
+        message: Any
         for message in got:
             error = message.error()
             if error is None:

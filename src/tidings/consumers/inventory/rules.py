@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -62,10 +63,9 @@ class Refused(NamedTuple):
     reason: str
 
 
-class TestEvent(NamedTuple):
+@dataclass(frozen=True)
+class TestEvent:
     """The test event of a new notification configuration: there is nothing to keep."""
-
-    __test__ = False  # pytest would take it for a test
 
 
 TEST_EVENT = TestEvent()

@@ -61,7 +61,10 @@ def pieces(found: DataFrame) -> list[Told]:
     """Runs the query."""
     answers = []
     for row in found.collect():
-        refused = [Rejected(*place, reason, body and b64decode(body)) for *place, reason, body in json.loads(row.refused)]
+        refused = [
+            Rejected(topic, part, offset, reason, body and b64decode(body))
+            for topic, part, offset, reason, body in json.loads(row.refused)
+        ]
         offsets = {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(row.offsets).items()}
         answers.append(Told(bytes(row.rows), refused, Counter(json.loads(row.counts)), offsets))
     return answers
