@@ -76,7 +76,7 @@ def read(body: bytes | None, sequencer: str | None) -> Row | Refused | TestEvent
     if body is None:
         return Refused("the message has no body")
     try:
-        said = json.loads(body)
+        said = json.loads(body.decode())  # bytes might be any of the UTFs, and the guess costs time
     except (ValueError, RecursionError):
         return Refused("the body is not JSON")
     if not isinstance(said, dict):
