@@ -7,6 +7,7 @@ import atexit
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -19,6 +20,8 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
+from tidings.consumers.inventory import export
+from tidings.consumers.inventory.job import Inventory
 from tidings.consumers.uploads import job as uploads
 from tidings.consumers.uploads.consuming import Tally
 from tidings.db.pool import Pool, make_pool
@@ -146,6 +149,27 @@ def redrive_archive(settings: Settings, range_: int, progress: Progress | None) 
 def _told(spark: SparkSession, progress: Progress | None, connection: Connection, settings: Settings, range_: int) -> Report:
     with told(spark, "send an archived range", progress) if progress else nullcontext():
         return archive.send(connection, spark, settings, range_)
+
+
+def consume_inventory(settings: Settings, once: bool, accept_loss: bool, made: Callable[[Inventory], None]) -> Counter[str]:
+    """Start Spark and keep the inventory until `stop` is called on what `made` was given; returns what was counted."""
+    with connect(settings) as connection:
+        check_tables(connection)
+    spark = session.start(settings, on_top=0)
+    try:
+        job = Inventory(spark, settings, once, accept_loss)
+        made(job)
+        job.run()
+        return job.counts
+    finally:
+        _stop(spark, settings)
+
+
+def export_inventory(settings: Settings, folder: str) -> int:
+    """Write a copy as Parquet with a Spark of its own; returns how many versions there are."""
+    with connect(settings) as connection:
+        check_tables(connection)
+    return _with_small_spark(settings, lambda spark: export.export(spark, settings, folder))
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from tidings import log
 from tidings import settings as settings_module
 from tidings.cli.printing import AsJson, say
 from tidings.cli.running import stop_on_signals
+
+if TYPE_CHECKING:
+    from tidings.consumers.inventory.job import Inventory
 
 app = typer.Typer(help="Run a consumer: a registry that is fed by events.", no_args_is_help=True)
 
@@ -33,3 +36,34 @@ def uploads(
     stop_on_signals(stop)
     tally = bootstrap.consume_uploads(settings, once, stop)
     say(as_json, job.figures(tally), job.words(tally))
+
+
+@app.command()
+def inventory(
+    topic: Annotated[
+        list[str] | None, typer.Option(help="A topic to read, in place of the settings'; may be repeated.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="The Kafka cluster's name in the settings.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when everything is read that is there now.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on where messages are gone unread, or a topic was made anew.")
+    ] = False,
+) -> None:
+    """Keep a row for every object version, from the notifications (format cos) in Kafka. A second one waits for the first."""
+    from tidings import bootstrap
+
+    settings = settings_module.load()
+    given = settings.inventory.chosen(topics=topic, cluster=cluster)
+    settings = settings.model_copy(update={"inventory": given})
+    log.to_stderr(settings)
+    stop = threading.Event()
+    stop_on_signals(stop)
+
+    def made(job: Inventory) -> None:
+        def end() -> None:
+            stop.wait()
+            job.stop()
+
+        threading.Thread(target=end, daemon=True).start()
+
+    bootstrap.consume_inventory(settings, once, accept_loss, made)

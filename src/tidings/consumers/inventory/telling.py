@@ -1,0 +1,113 @@
+"""What messages say, found out where they were read: Spark's workers write the rows as PostgreSQL takes them."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import csv
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tidings.consumers.inventory.merging import COLUMNS
+from tidings.consumers.inventory.offsets import Offsets
+from tidings.consumers.inventory.rules import Row, TestEvent, read
+
+_KEPT_REFUSED = 100
+"""So many messages of a piece are kept at most that could not be used: enough to see why."""
+_KEPT_BYTES = 1024
+_TYPES = {"boolean": pa.bool_(), "bigint": pa.int64()}
+_ROWS = pa.schema([(name, _TYPES.get(type_, pa.string())) for name, type_ in COLUMNS.items()])
+_TOLD = pa.schema(
+    [
+        ("rows", pa.binary()),
+        ("refused", pa.string()),
+        ("counts", pa.string()),
+        ("offsets", pa.string()),
+    ]
+)
+
+
+class Rejected(NamedTuple):
+    topic: str
+    part: int
+    offset: int
+    reason: str
+    body: bytes | None
+
+
+class Told(NamedTuple):
+    """What a piece of a batch comes to: rows as CSV, some of what was refused, counts, and the offsets behind its messages."""
+
+    rows: bytes
+    refused: list[Rejected]
+    counts: Counter[str]
+    offsets: Offsets
+
+
+def told(messages: DataFrame) -> DataFrame:
+    """A few large rows; `pieces` reads them."""
+    sequencer = F.get(F.filter("headers", lambda header: header.key == "sequencer"), F.lit(0)).value
+    needed = messages.select("value", "topic", "partition", "offset", sequencer.alias("sequencer"))
+    return needed.mapInArrow(_told, "rows binary, refused string, counts string, offsets string")
+
+
+def pieces(found: DataFrame) -> list[Told]:
+    """Runs the query."""
+    answers = []
+    for row in found.collect():
+        refused = [
+            Rejected(topic, part, offset, reason, body and b64decode(body))
+            for topic, part, offset, reason, body in json.loads(row.refused)
+        ]
+        offsets = {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(row.offsets).items()}
+        answers.append(Told(bytes(row.rows), refused, Counter(json.loads(row.counts)), offsets))
+    return answers
+
+
+def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if batch.num_rows:
+            yield pa.RecordBatch.from_pylist([_said(batch)], schema=_TOLD)
+
+
+def _said(batch: pa.RecordBatch) -> dict[str, Any]:
+    values, topics, parts, offsets, sequencers = (column.to_pylist() for column in batch.columns)
+    rows: list[Row] = []
+    refused: list[tuple[Any, ...]] = []
+    behind: dict[str, dict[int, int]] = {}
+    counts = Counter({"events": 0, "tests": 0, "refused": 0})
+    for value, topic, part, offset, sequencer in zip(values, topics, parts, offsets, sequencers, strict=True):
+        reached = behind.setdefault(topic, {})
+        reached[part] = max(offset + 1, reached.get(part, 0))
+        found = read(value, None if sequencer is None else sequencer.decode("ascii", "replace"))
+        if isinstance(found, Row):
+            rows.append(found)
+        elif isinstance(found, TestEvent):
+            counts["tests"] += 1
+        else:
+            counts["refused"] += 1
+            if len(refused) < _KEPT_REFUSED:
+                refused.append((topic, part, offset, found.reason, value and b64encode(value[:_KEPT_BYTES]).decode()))
+    counts["events"] = len(rows)
+    return {
+        "rows": as_csv(rows),
+        "refused": json.dumps(refused),
+        "counts": json.dumps(counts),
+        "offsets": json.dumps(behind),
+    }
+
+
+def as_csv(rows: list[Row]) -> bytes:
+    """As `COPY … (format csv)` takes them: text is in quotes, a null is nothing."""
+    if not rows:
+        return b""
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _ROWS, strict=True)]
+    out = io.BytesIO()
+    csv.write_csv(pa.table(columns, schema=_ROWS), out, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return out.getvalue()
