@@ -169,7 +169,7 @@ def export_inventory(settings: Settings, folder: str) -> int:
     """Write a copy as Parquet with a Spark of its own; returns how many versions there are."""
     with connect(settings) as connection:
         check_tables(connection)
-    return _with_small_spark(settings, lambda spark: export.export(spark, settings, folder))
+    return with_small_spark(settings, lambda spark: export.export(spark, settings, folder))
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:
