@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
+from tidings.consumers.files.loading import Loaded
+from tidings.consumers.files.loading import load as load_notifications
 from tidings.db.pool import Pool, make_pool
 from tidings.delivery import archive, plan, session
 from tidings.delivery.figures import Figures
@@ -130,6 +132,13 @@ def redrive_archive(settings: Settings, range_: int, progress: Progress | None) 
 def _told(spark: SparkSession, progress: Progress | None, connection: Connection, settings: Settings, range_: int) -> Report:
     with told(spark, "send an archived range", progress) if progress else nullcontext():
         return archive.send(connection, spark, settings, range_)
+
+
+def load_files(settings: Settings, path: str, progress: Callable[[str], None]) -> Loaded:
+    """Start Spark for one load into the file registry."""
+    with connect(settings) as connection:
+        check_tables(connection)
+    return _with_small_spark(settings, lambda spark: load_notifications(spark.read.text(path), settings, progress))
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:

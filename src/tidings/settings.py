@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tidings.api.settings import ApiSettings
 from tidings.catalog.settings import CatalogSettings
 from tidings.changestream.settings import ChangestreamSettings
+from tidings.consumers.files.settings import FilesSettings
 from tidings.db.settings import DatabaseSettings
 from tidings.delivery.settings import DeliverySettings, FormatSettings, KafkaSettings, PubSubSettings, SparkSettings
 from tidings.errors import OperatorError
@@ -79,6 +80,7 @@ class Settings(BaseSettings):
     queues: QueuesSettings = Field(QueuesSettings())
     catalog: CatalogSettings = Field(CatalogSettings())
     subscribers: SubscribersSettings = Field(SubscribersSettings())
+    files: FilesSettings = Field(FilesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
     telemetry: TelemetrySettings = Field(TelemetrySettings())
