@@ -1,9 +1,9 @@
 """files_vs_copy and files_vs_upserts: a million notifications into the file registry, through Spark.
 
-The notifications are text in Parquet, as they came. The load reads and checks each, copies the rows beside the registry and merges
-them into it: five indexes, foreign keys, the latest version of each key. The first rival gets the registry's own rows, ready as
-text, and only copies them into a table without an index; the second reads each notification by the same rules and upserts it with
-one prepared statement, one after another, each in a transaction of its own, and decides nothing about which version is latest.
+The notifications are text in Parquet, as they came. The load reads and checks each, copies the rows beside the registry and
+merges them into it: its indexes, foreign keys, the latest version of each key. The first rival gets the registry's own rows, ready
+as text, and only copies them into a table without an index; the second reads each notification by the same rules and upserts it
+with one prepared statement, each in a transaction of its own, and decides nothing about which version is latest.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class _Loading:
         assert self._last is not None
         reading, merging = self._last.seconds
         note = (
-            f"{self._rate(seconds['spark'])} loaded, {self._rate(seconds['copy'])} copied; of the last load {reading:.1f} s were"
-            f" reading, checking and copying, {merging:.1f} s merging"
+            f"{self._rate(seconds['spark'])} loaded, {self._rate(seconds['copy'])} copied; of the last load {reading:.1f} s"
+            f" were reading, checking and copying, {merging:.1f} s merging"
         )
         return Figure.median("files_vs_copy", ratios(seconds["copy"], seconds["spark"]), Bar(">=", 0.25), "", note)
 

@@ -1,4 +1,4 @@
-"""The file registry for tests: its webhook as a process of its own, a topic that signs messages for it, and S3 events to send."""
+"""The file registry for tests: its webhook as a process, a topic that signs messages for it, and S3 events to send."""
 
 from __future__ import annotations
 

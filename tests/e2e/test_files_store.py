@@ -15,11 +15,11 @@ from typing import Any
 import h5py
 import psycopg
 import pytest
+from s3_server import Server, s3_server
 
 import canary
 from conftest import fresh_database
 from files_registry import BUCKET, Topic, Webhook, add_atlas, event, files_webhook, record, rows, trusted_topic
-from s3_server import Server, s3_server
 from tidings.local.postgres import Postgres
 
 FOLDER = "gut/gut-v1/source-datasets"
@@ -44,9 +44,7 @@ def store(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def webhook(
-    database_url: str, topic: Topic, store: Server, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Webhook]:
+def webhook(database_url: str, topic: Topic, store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     folder = tmp_path_factory.mktemp("files")
     with files_webhook(database_url, folder, topic.url, **reading(store), TIDINGS_FILES__MISSING_SHA256="await") as running:
         yield running
@@ -164,6 +162,8 @@ def test_validation_compares_digests_and_links_source_studies(
         "unknown.h5ad": ["valid", None],
     }
     assert database.execute("select from hat.files where integrity_checked_at is null").rowcount == 0
-    assert database.execute("select from hat.files where (integrity_error is null) <> (integrity_status = 'valid')").rowcount == 0
+    assert (
+        database.execute("select from hat.files where (integrity_error is null) <> (integrity_status = 'valid')").rowcount == 0
+    )
     assert validate(database_url, store)[1]["files"] == 0
     assert validate(database_url, store, "--again")[1]["files"] == 1

@@ -66,7 +66,17 @@ def test_a_new_file_is_one_row(webhook: Webhook, topic: Topic, database: psycopg
     assert (answer.status, answer.body["inserted"]) == (200, 1)
     columns = ("bucket", "key", "version_id", "etag", "size_bytes", "sequencer", "file_type", "sha256_client", "is_latest")
     assert rows(database, *columns) == [
-        (BUCKET, "gut/gut-v1/source-datasets/two words ä.h5ad", "v1", "0" * 32, 1000, "10".zfill(32), "source_dataset", SHA256, True)
+        (
+            BUCKET,
+            "gut/gut-v1/source-datasets/two words ä.h5ad",
+            "v1",
+            "0" * 32,
+            1000,
+            "10".zfill(32),
+            "source_dataset",
+            SHA256,
+            True,
+        )
     ]
     assert rows(database, "atlas_id", "source_study_id", "integrity_status", "sha256_server", "integrity_checked_at") == [
         (None, None, "pending", None, None)
@@ -160,7 +170,9 @@ def test_under_a_delete_marker_no_file_is_the_latest_until_the_marker_goes(
     assert rows(database, "version_id", "is_latest") == [("v1", True)]
 
 
-def test_folders_say_what_a_file_is_and_to_whom_it_belongs(webhook: Webhook, topic: Topic, database: psycopg.Connection) -> None:
+def test_folders_say_what_a_file_is_and_to_whom_it_belongs(
+    webhook: Webhook, topic: Topic, database: psycopg.Connection
+) -> None:
     gut, retina = add_atlas(database, "gut", "Gut", "1"), add_atlas(database, "eye", "retina", "1.1")
     keys = {
         "gut/gut-v1/source-datasets/a.h5ad": ("source_dataset", None),

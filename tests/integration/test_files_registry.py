@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import fresh_database
 from files_registry import BUCKET, SHA256, add_atlas, everything
 from tidings.consumers.files import registry
 from tidings.consumers.files.notification import CREATED, MARKED, REMOVED, Record
 from tidings.consumers.files.refusals import EtagMismatch
 from tidings.consumers.files.staged import row
+from tidings.local.postgres import Postgres
 
 KEYS = [f"gut/gut-v1/source-datasets/{name}.h5ad" for name in "abc"]
 TIME = "2026-11-16T01:02:03.456Z"
@@ -84,10 +86,8 @@ def files(database: psycopg.Connection) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
-def registry_url(postgres: Any) -> Iterator[str]:
-    from conftest import fresh_database
-
-    yield fresh_database(postgres, "files_registry")
+def registry_url(postgres: Postgres) -> str:
+    return fresh_database(postgres, "files_registry")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -120,7 +120,9 @@ def test_any_order_any_portions_and_any_repetition_give_what_the_store_has(
 
 def test_sixteen_that_merge_the_same_history_at_once_agree(registry_url: str) -> None:
     chance = random.Random(7)
-    done = [Step(chance.randrange(3), chance.random() < 0.7, chance.choice(["put", "put", "mark", "remove"]), i) for i in range(120)]
+    done = [
+        Step(chance.randrange(3), chance.random() < 0.7, chance.choice(["put", "put", "mark", "remove"]), i) for i in range(120)
+    ]
     records, _ = history(done)
     with psycopg.connect(registry_url, autocommit=True) as database:
         emptied(database)

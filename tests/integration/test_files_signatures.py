@@ -81,7 +81,11 @@ def certificates() -> Certificates:
 def url(database_url: str, certificates: Certificates) -> Iterator[str]:
     settings = Settings(
         database={"url": database_url},
-        files={"sns_topics": (sns_messages.TOPIC, sns_messages.OWN_TOPIC), "s3_buckets": (BUCKET,), "trusted": (sns_messages.OWN,)},
+        files={
+            "sns_topics": (sns_messages.TOPIC, sns_messages.OWN_TOPIC),
+            "s3_buckets": (BUCKET,),
+            "trusted": (sns_messages.OWN,),
+        },
     )
     with served(settings, certificates) as found:
         yield found
@@ -115,7 +119,14 @@ def expected(name: str) -> int:
         return 403
     of_signature = ("Signature", "SignatureVersion", "SigningCertURL")
     missing = name.removeprefix("without ").partition(" is ")[0]
-    if (name.startswith("without ") or " is " in name) and missing in ("Type", "MessageId", "TopicArn", "Message", "Timestamp", "Subject"):
+    if (name.startswith("without ") or " is " in name) and missing in (
+        "Type",
+        "MessageId",
+        "TopicArn",
+        "Message",
+        "Timestamp",
+        "Subject",
+    ):
         return 400
     if missing in of_signature:
         return 401

@@ -82,7 +82,13 @@ def test_what_is_refused_is_told_and_the_rest_is_loaded(
     assert (done.notifications, done.records, done.refused) == (7, 2, 5)
     assert done.operations == {"inserted": 1}
     assert [each[1] for each in everything(spark_database)] == [KEY]
-    for words in ("Invalid S3 key format", "Unauthorized S3 bucket", "SHA256 metadata is required", "Atlas not found", "not JSON"):
+    for words in (
+        "Invalid S3 key format",
+        "Unauthorized S3 bucket",
+        "SHA256 metadata is required",
+        "Atlas not found",
+        "not JSON",
+    ):
         assert any(words in each for each in done.words), words
     assert spark_database.execute("select from pg_tables where tablename like 'loading%'").rowcount == 0
 

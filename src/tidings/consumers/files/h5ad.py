@@ -49,7 +49,12 @@ def _texts(dataset: Any) -> list[str]:
     """What a small dataset of text holds. Its values may be in other files, too; such a one is not read."""
     import h5py
 
-    if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external or not 0 < (dataset.size or 0) <= _MOST_VALUES:
+    if (
+        not isinstance(dataset, h5py.Dataset)
+        or dataset.is_virtual
+        or dataset.external
+        or not 0 < (dataset.size or 0) <= _MOST_VALUES
+    ):
         return []
     if h5py.check_string_dtype(dataset.dtype) is None or dataset.dtype.itemsize > _MOST_BYTES:
         return []

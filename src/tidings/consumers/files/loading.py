@@ -1,8 +1,8 @@
 """Notifications by the million: Spark's workers read them by the rules of the webhook and copy them into tables beside the
 registry, in parallel; then the webhook's own merge takes each of these tables, whole.
 
-A table holds the keys of some stripes, so merges run side by side and never wait for each other. Each is a transaction of its own:
-a load that ends half-way leaves whole versions behind, and the same load again does the rest and changes nothing else.
+A table holds the keys of some stripes, so merges run side by side and never wait for each other. Each is a transaction of its
+own: a load that ends half-way leaves whole versions behind, and the same load again does the rest and changes nothing else.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Loaded:
 def load(notifications: DataFrame, settings: Settings, progress: Progress = lambda _: None) -> Loaded:
     """Merge a column of notifications, as text: S3 events, or SNS messages with one in them.
 
-    Whoever loads vouches for them: no signature is looked at, and no id is remembered. Buckets must be allowed as ever. The store
-    is not asked for a SHA-256 that a notification does not have: it is refused or awaited, as the settings say.
+    Whoever loads vouches for them: no signature is looked at, and no id is remembered. Buckets must be allowed as ever. The
+    store is not asked for a SHA-256 that a notification does not have: it is refused or awaited, as the settings say.
     """
     may = allowed(settings.files)
     with _tables(settings.database_url) as tables:

@@ -1,12 +1,12 @@
 """Why a request is not taken, by who must act; each has the HTTP status of seed 002's table.
 
-    Refusal
-    ├── Invalid          400: whoever sent it; the same again is refused again
-    ├── Unauthenticated  401: it is not a message of SNS to us, or not of now
-    ├── Unauthorised     403: the operator, if the topic or the bucket is to be taken
-    └── Failed           500: nobody or the operator; SNS sends it again
-        ├── AtlasNotFound
-        └── EtagMismatch
+Refusal
+├── Invalid          400: whoever sent it; the same again is refused again
+├── Unauthenticated  401: it is not a message of SNS to us, or not of now
+├── Unauthorised     403: the operator, if the topic or the bucket is to be taken
+└── Failed           500: nobody or the operator; SNS sends it again
+    ├── AtlasNotFound
+    └── EtagMismatch
 """
 
 from __future__ import annotations

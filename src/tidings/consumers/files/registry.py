@@ -1,10 +1,10 @@
 """The merge: staged records become the registry, in one transaction of few statements, for one record or for a million.
 
-For each version the record with the highest sequencer counts, whether it wrote, marked or removed it; so the registry is the same
-in whatever order, and however often, records come. For each key the version with the highest sequencer is the latest.
+For each version the record with the highest sequencer counts, whether it wrote, marked or removed it; so the registry is the
+same in whatever order, and however often, records come. For each key the version with the highest sequencer is the latest.
 
-Keys are locked by their stripe, in order, before anything is read. So whoever reads sees all that those before have done, nobody
-waits in a circle, and a decision once made stays right until it is committed.
+Keys are locked by their stripe, in order, before anything is read. So whoever reads sees all that those before have done,
+nobody waits in a circle, and a decision once made stays right until it is committed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ select pg_advisory_xact_lock({lock}, stripe) from (select distinct stripe from {
 """
 
 # One row for each version that the staged records speak of, by the record that counts. `effective`: it changes what is known.
-# `leads`: of all that become known now about its key, it is ahead. No version id is empty, so '' can stand for null in joins, which
-# do not know that null equals null.
+# `leads`: of all that become known now about its key, it is ahead. No version id is empty, so '' can stand for null in joins,
+# which do not know that null equals null.
 _DECIDE = """
 create temporary table decided on commit drop as
 with facts as (
@@ -127,7 +127,8 @@ _APPLY: tuple[LiteralString, ...] = (
     select d.bucket, d.key, d.version_id, d.etag, d.size_bytes, d.sequencer, d.event_name, d.event_time, d.file_type,
            d.atlas_id,
            d.leads
-           and not exists (select from hat.files o where o.bucket = d.bucket and o.key = d.key and o.id is distinct from d.file_id
+           and not exists (select from hat.files o
+                           where o.bucket = d.bucket and o.key = d.key and o.id is distinct from d.file_id
                            and (o.sequencer, coalesce(o.version_id, '')) > (d.sequencer, coalesce(d.version_id, '')))
            and not exists (select from hat.removals m where m.is_marker and m.bucket = d.bucket and m.key = d.key
                            and (m.sequencer, coalesce(m.version_id, '')) > (d.sequencer, coalesce(d.version_id, ''))),
@@ -230,9 +231,7 @@ def _remember(connection: Connection, topic: str, message_id: str) -> bool:
     return told.rowcount == 1
 
 
-def _refusal(
-    why: str, bucket: str, key: str, version_id: str | None, has: str, says: str, *atlas: str | None
-) -> Refusal:
+def _refusal(why: str, bucket: str, key: str, version_id: str | None, has: str, says: str, *atlas: str | None) -> Refusal:
     if why == "atlas":
         network, short_name, version, short_version = atlas
         return AtlasNotFound(

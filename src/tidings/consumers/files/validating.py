@@ -125,7 +125,9 @@ def _look(file: _File, objects: Objects) -> _Finding:
     except (Gone, Unreachable, Invalid, OSError) as error:
         return _Finding(file.id, file.sequencer, "error", str(error)[:1000], None, None, None)
     if client is None:
-        return _Finding(file.id, file.sequencer, "error", "SHA256 metadata is required: it has no source-sha256", None, server, doi)
+        return _Finding(
+            file.id, file.sequencer, "error", "SHA256 metadata is required: it has no source-sha256", None, server, doi
+        )
     if client == server:
         return _Finding(file.id, file.sequencer, "valid", None, client, server, doi)
     words = f"SHA256 mismatch: the client said {client}, the object has {server}"
