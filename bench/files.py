@@ -1,7 +1,7 @@
 """files_vs_copy and files_vs_upserts: a million notifications into the file registry, through Spark.
 
 The notifications are text in Parquet, as they came. The load reads and checks each, copies the rows beside the registry and
-merges them into it: its indexes, foreign keys, the latest version of each key. The first rival gets the registry's own rows, ready
+merges them into it: indexes, foreign keys, the latest version of each key. The first rival gets the registry's own rows, ready
 as text, and only copies them into a table without an index; the second reads each notification by the same rules and upserts it
 with one prepared statement, each in a transaction of its own, and decides nothing about which version is latest.
 """
@@ -145,14 +145,17 @@ class _Loading:
     def _upserts(self, texts: Sequence[str]) -> float:
         self._empty()
         with psycopg.connect(self._url, autocommit=True, prepare_threshold=0) as connection:
-            atlases = dict(connection.execute("select overview ->> 'version', id from hat.atlases").fetchall())
+            atlases = dict(connection.execute("select 'gut/gut-v' || (overview ->> 'version'), id from hat.atlases").fetchall())
             began = time.perf_counter()
             for text in texts:
                 event = read(text)
                 assert isinstance(event, Event)
                 for record in event.records:
-                    _, _, *place, etag, size, name, at, kind, _, _, _, version, sha256 = row(record, record.sha256, False)
-                    connection.execute(_UPSERT, [*place, etag, size, name, at, kind, sha256, atlases.get(version)])
+                    *_, bucket, key, version, sequencer, etag, size, name, at, kind, atlas, sha256 = row(
+                        record, record.sha256, False
+                    )
+                    said = (bucket, key, version, sequencer, etag, size, name, at, kind, sha256, atlases.get(atlas))
+                    connection.execute(_UPSERT, said)
             seconds = time.perf_counter() - began
             [(stored,)] = connection.execute("select count(*) from hat.files")
         if stored != len(texts):

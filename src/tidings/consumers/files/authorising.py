@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ValidationError
@@ -27,10 +27,10 @@ class Allowed:
     topics: frozenset[str]
     buckets: frozenset[str]
 
-    def check_buckets(self, buckets: Iterable[str]) -> None:
+    def check_buckets(self, buckets: frozenset[str]) -> None:
         """Strict: one that is not named refuses the whole request."""
-        if strangers := sorted(set(buckets) - self.buckets):
-            raise Unauthorised(f"Unauthorized S3 bucket: {', '.join(strangers)[:500]}")
+        if not buckets <= self.buckets:
+            raise Unauthorised(f"Unauthorized S3 bucket: {', '.join(sorted(buckets - self.buckets))[:500]}")
 
 
 def allowed(settings: FilesSettings, environment: Mapping[str, str] = os.environ) -> Allowed:

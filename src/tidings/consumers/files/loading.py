@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from tidings import settings as settings_module
 from tidings.consumers.files import registry
 from tidings.consumers.files.authorising import Allowed, allowed
-from tidings.consumers.files.notification import Event, parse, understand
+from tidings.consumers.files.notification import Event, parse_trusted, understand
 from tidings.consumers.files.refusals import Invalid, Refusal
 from tidings.consumers.files.staged import COLUMNS, Row, row
 from tidings.db.connecting import noticing
@@ -41,6 +41,8 @@ _MOST_WORDS = 20
 _LOCK = 0x66696C6C  # "fill": one load at a time
 _MERGERS = 4
 _WORK_MEM = "96MB"
+_KEY = list(COLUMNS).index("key")
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _READ = "notifications long, records long, refused long, words array<string>"
 
 
@@ -155,12 +157,12 @@ class _Reading:
 
     def _rows(self, text: str) -> list[Row]:
         """All records of a notification, or none."""
-        document = parse(text)
+        document = parse_trusted(text)
         if document.get("Type") == "Notification":
             message = document.get("Message")
             if not isinstance(message, str):
                 raise Invalid("The message of SNS has no Message")
-            document = parse(message)
+            document = parse_trusted(message)
         event = understand(document)
         if not isinstance(event, Event):
             return []
@@ -172,10 +174,17 @@ def _copy(connection: registry.Connection, tables: tuple[str, ...], reading: _Re
     for table, rows in zip(tables, reading.rows, strict=True):
         if rows:
             with connection.cursor().copy(sql.SQL("copy {} from stdin").format(sql.Identifier("hat", table))) as copy:
-                for each in rows:
-                    copy.write_row(each)
+                copy.write("".join(map(_line, rows)).encode())
             rows.clear()
     reading.held = 0
+
+
+def _line(row: Row) -> str:
+    """As COPY reads it; twice as fast as psycopg, which asks for the type of each value. Only a key can need escaping."""
+    key = row[_KEY]
+    if "\\" in key or not key.isprintable():
+        row = tuple(value.translate(_ESCAPES) if isinstance(value, str) else value for value in row)
+    return "\t".join(["\\N" if value is None else value if value.__class__ is str else str(value) for value in row]) + "\n"
 
 
 def _merged(url: str, tables: tuple[str, ...], progress: Progress) -> list[registry.Merged]:

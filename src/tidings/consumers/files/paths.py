@@ -31,7 +31,8 @@ class Atlas(NamedTuple):
 
 class Classified(NamedTuple):
     file_type: str
-    atlas: Atlas
+    atlas: str
+    """As the key has it: `network/atlas-name`, which `parse_atlas` can read."""
 
 
 def classify(key: str) -> Classified:
@@ -51,11 +52,14 @@ def _of_folder(folder: str) -> Classified:
     file_type = FILE_TYPES.get(folder_type)
     if file_type is None:
         raise Invalid(f"Unknown folder type {folder_type[:100]!r}: it is one of {', '.join(FILE_TYPES)}")
-    return Classified(file_type, parse_atlas(network, atlas_name))
+    atlas = f"{network}/{atlas_name}"
+    parse_atlas(atlas)
+    return Classified(file_type, atlas)
 
 
-def parse_atlas(network: str, name: str) -> Atlas:
-    """`gut-v1` is version 1.0, `retina-v1-1` is version 1.1. The last `-v` counts: a short name may have one of its own."""
+def parse_atlas(atlas: str) -> Atlas:
+    """`gut/gut-v1` is version 1.0, `eye/retina-v1-1` is 1.1. The last `-v` counts: a short name may have one of its own."""
+    network, _, name = atlas.partition("/")
     match = _ATLAS.fullmatch(name)
     if match is None:
         raise Invalid(f"Invalid S3 key format: the atlas name {name[:100]!r} is not SHORTNAME-vX or SHORTNAME-vX-Y")

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from tidings.consumers import staging
+from tidings.consumers.files.paths import parse_atlas
 from tidings.consumers.files.refusals import AtlasNotFound, EtagMismatch, Refusal
 from tidings.consumers.files.staged import COLUMNS, Row
 
@@ -35,48 +36,51 @@ _TAKE = """
 select pg_advisory_xact_lock({lock}, stripe) from (select distinct stripe from {staged} order by stripe) s
 """
 
+# The seed's lookup, for all atlases that are named.
+_ATLASES = """
+select w.atlas, a.id
+from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) w (atlas, network, short_name, version, short_version)
+join hat.atlases a
+  on a.overview ->> 'network' = w.network
+ and (a.overview ->> 'version' = w.version or a.overview ->> 'version' = w.short_version)
+ and lower(a.overview ->> 'shortName') = lower(w.short_name)
+"""
+
 # One row for each version that the staged records speak of, by the record that counts. `effective`: it changes what is known.
 # `leads`: of all that become known now about its key, it is ahead. No version id is empty, so '' can stand for null in joins,
-# which do not know that null equals null.
+# which do not know that null equals null. Keys come before buckets where rows are sorted: they differ sooner.
 _DECIDE = """
 create temporary table decided on commit drop as
 with facts as (
     select s.*, f.id as file_id, f.sequencer as file_sequencer, f.etag as file_etag, r.sequencer as removal_sequencer,
-           row_number() over newest as place,
-           min(s.etag) over (newest range between unbounded preceding and unbounded following) as lowest,
-           max(s.etag) over (newest range between unbounded preceding and unbounded following) as highest,
-           min(s.etag) over (newest groups current row) as lowest_now,
-           max(s.etag) over (newest groups current row) as highest_now
+           row_number() over (
+               partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc
+           ) as place
     from {staged} s
     left join hat.files f
       on f.bucket = s.bucket and f.key = s.key and coalesce(f.version_id, '') = coalesce(s.version_id, '')
     left join hat.removals r
       on r.bucket = s.bucket and r.key = s.key and coalesce(r.version_id, '') = coalesce(s.version_id, '')
-    window newest as (partition by s.bucket, s.key, s.version_id order by s.sequencer desc, s.kind desc)
-), atlases as materialized (
-    select w.network, w.short_name, w.version, a.id as atlas_id
-    from (select distinct network, short_name, version, short_version from {staged} where network is not null) w
-    join hat.atlases a
-      on a.overview ->> 'network' = w.network
-     and lower(a.overview ->> 'shortName') = lower(w.short_name)
-     and (a.overview ->> 'version' = w.version or a.overview ->> 'version' = w.short_version)
 ), won as (
     select facts.*, a.atlas_id,
            case
                when kind <> 'created' then null
-               when version_id is not null and (lowest <> highest or file_etag <> etag) then 'etag'
-               when version_id is null
-                    and (lowest_now <> highest_now or (file_sequencer = sequencer and file_etag <> etag)) then 'etag'
-               when network is not null and a.atlas_id is null then 'atlas'
+               when file_etag <> etag and (version_id is not null or file_sequencer = sequencer) then 'etag'
+               when of_key is not null then 'etag'
+               when atlas is not null and a.atlas_id is null then 'atlas'
            end as refused,
+           one_etag,
            coalesce(removal_sequencer < sequencer, true) and coalesce(file_sequencer < sequencer, true) as newer,
            file_id is not null and (version_id is not null or file_sequencer = sequencer) as known
     from facts
-    left join atlases a using (network, short_name, version)
+    left join unnest({atlases}::text[], {ids}::uuid[]) a (atlas, atlas_id) using (atlas)
+    left join unnest({in_buckets}::text[], {keys}::text[], {versions}::text[], {writes}::text[], {etags}::text[])
+              torn (of_bucket, of_key, of_version, of_write, one_etag)
+      on of_bucket = bucket and of_key = key and of_version = coalesce(version_id, '') and of_write in ('', sequencer)
     where place = 1
 )
-select bucket, key, version_id, sequencer, kind, etag, size_bytes, event_name, event_time, file_type, atlas_id, sha256_client,
-       network, short_name, version, short_version, file_id, file_etag, lowest, highest, removal_sequencer, refused,
+select bucket, key, version_id, sequencer, kind, etag, size_bytes, event_name, event_time, file_type, atlas_id,
+       sha256_client, atlas, file_id, coalesce(file_etag, one_etag) as other_etag, removal_sequencer, refused,
        newer and refused is null as effective,
        case
            when refused is not null then 'refused'
@@ -86,15 +90,20 @@ select bucket, key, version_id, sequencer, kind, etag, size_bytes, event_name, e
            else 'stale'
        end as operation,
        row_number() over (
-           partition by bucket, key
+           partition by key, bucket
            order by newer and refused is null and kind <> 'removed' desc, sequencer desc, version_id desc nulls last
        ) = 1 and newer and refused is null and kind <> 'removed' as leads
 from won
 """
 
+# Versions that are staged with two ETags; of the null version each write has its own.
+_TORN = """
+select bucket, key, coalesce(version_id, ''), case when version_id is null then sequencer else '' end as write, min(etag)
+from {staged} where kind = 'created' group by bucket, key, version_id, write having min(etag) <> max(etag)
+"""
+
 _REFUSED = """
-select refused, bucket, key, version_id, coalesce(file_etag, lowest), case when file_etag is null then highest else etag end,
-       network, short_name, version, short_version
+select refused, bucket, key, version_id, other_etag, etag, atlas
 from decided where refused is not null order by bucket, key, version_id limit {most}
 """
 
@@ -209,7 +218,8 @@ def merge_rows(connection: Connection, rows: Iterable[Row]) -> Merged:
 def merge(connection: Connection, staged: sql.Identifier) -> Merged:
     """What was staged becomes the registry, but for what is refused. Inside a transaction, which ends the locks."""
     connection.execute(sql.SQL(_TAKE).format(lock=sql.Literal(_LOCK), staged=staged))
-    connection.execute(sql.SQL(_DECIDE).format(staged=staged))
+    connection.execute("set local default_statistics_target = 10")  # how many rows there are is what matters
+    connection.execute(_decide(connection, staged))
     connection.execute("analyze pg_temp.decided")
     operations: Counter[str] = Counter()
     for name, number in connection.execute("select operation, count(*) from decided group by operation"):
@@ -223,6 +233,21 @@ def merge(connection: Connection, staged: sql.Identifier) -> Merged:
     return Merged(operations, refusals)
 
 
+def _decide(connection: Connection, staged: sql.Identifier) -> sql.Composed:
+    named = connection.execute(sql.SQL("select distinct atlas from {} where atlas is not null").format(staged)).fetchall()
+    wanted = [(atlas, *parse_atlas(atlas)) for (atlas,) in named]
+    found = connection.execute(_ATLASES, _columns(wanted, 5)).fetchall()
+    torn = connection.execute(sql.SQL(_TORN).format(staged=staged)).fetchall()
+    names = ("atlases", "ids", "in_buckets", "keys", "versions", "writes", "etags")
+    # A statement that makes a table takes no parameters.
+    values = [sql.Literal(column) for column in (*_columns(found, 2), *_columns(torn, 5))]
+    return sql.SQL(_DECIDE).format(staged=staged, **dict(zip(names, values, strict=True)))
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], number: int) -> list[list[Any]]:
+    return [[row[place] for row in rows] for place in range(number)]
+
+
 def _remember(connection: Connection, topic: str, message_id: str) -> bool:
     """Whether it is new. Where the same message is being taken just now, this waits for what becomes of it."""
     told = connection.execute(
@@ -231,9 +256,9 @@ def _remember(connection: Connection, topic: str, message_id: str) -> bool:
     return told.rowcount == 1
 
 
-def _refusal(why: str, bucket: str, key: str, version_id: str | None, has: str, says: str, *atlas: str | None) -> Refusal:
+def _refusal(why: str, bucket: str, key: str, version_id: str | None, has: str, says: str, atlas: str) -> Refusal:
     if why == "atlas":
-        network, short_name, version, short_version = atlas
+        network, short_name, version, short_version = parse_atlas(atlas)
         return AtlasNotFound(
             f"Atlas not found for {bucket}/{key}: network={network!r}, shortName={short_name!r}, "
             f"version={version!r} or {short_version!r}"

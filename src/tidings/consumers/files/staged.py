@@ -21,16 +21,12 @@ COLUMNS: Mapping[str, LiteralString] = {
     "event_name": "text",
     "event_time": "timestamptz",
     "file_type": "text",
-    "network": "text",
-    "short_name": "text",
-    "version": "text",
-    "short_version": "text",
+    "atlas": "text",
     "sha256_client": 'text collate "C"',
 }
-"""Of the staged table. The four that name an atlas are there only where one has to be found."""
+"""Of the staged table. There is an atlas only where one has to be found."""
 
 Row = tuple[Any, ...]
-_NO_ATLAS = (None, None, None, None)
 
 
 def row(record: Record, sha256: str | None, awaits: bool) -> Row:
@@ -40,6 +36,6 @@ def row(record: Record, sha256: str | None, awaits: bool) -> Row:
     created = kind == CREATED
     if created and sha256 is None and not awaits:
         raise Invalid(f"SHA256 metadata is required: {bucket}/{key[:300]} has no source-sha256")
-    named = atlas if created and file_type != SOURCE_DATASET else _NO_ATLAS
-    place = (stripe(bucket, key), kind, bucket, key, version_id, sequencer)
-    return (*place, etag, size, event_name, event_time, file_type, *named, sha256)
+    named = atlas if created and file_type != SOURCE_DATASET else None
+    of_key = stripe(bucket, key)
+    return of_key, kind, bucket, key, version_id, sequencer, etag, size, event_name, event_time, file_type, named, sha256

@@ -28,7 +28,7 @@ _log = logging.getLogger("tidings.files")
 _BATCH = 64
 """Files whose findings are written together: what a crash may have to read again."""
 _FOUND: Mapping[str, LiteralString] = {
-    "id": "uuid",
+    "id": "bigint",
     "sequencer": 'text collate "C"',
     "status": "text",
     "error": "text",
@@ -55,7 +55,7 @@ from linked
 
 
 class _File(NamedTuple):
-    id: Any
+    id: int
     bucket: str
     key: str
     version_id: str | None
@@ -68,7 +68,7 @@ class _File(NamedTuple):
 class _Finding(NamedTuple):
     """As staged."""
 
-    id: Any
+    id: int
     sequencer: str
     status: str
     error: str | None

@@ -1,8 +1,8 @@
 """The webhook `POST /api/sns`, and three paths for whoever watches over it.
 
 The order is the seed's: size and JSON, the topic (403, before any network call), the signature (401), the form of the event
-(400), the buckets (403), paths and SHA-256 (400); then the registry. What is refused is logged; SNS sends again only what failed
-with 5xx.
+(400), the buckets (403), paths and SHA-256 (400); then the registry. What is refused is logged; SNS sends again only what
+failed with 5xx.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ create table hat.source_studies (
 );
 
 create table hat.files (
-    id                   uuid primary key default uuidv7(),
+    id                   bigint generated always as identity primary key,
     bucket               text collate "C" not null,
     key                  text collate "C" not null,                  -- as it is, not as the event has it encoded
     version_id           text collate "C",                           -- null: the null version, or a bucket without versions
