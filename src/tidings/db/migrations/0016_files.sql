@@ -55,7 +55,7 @@ create table hat.files (
 );
 create unique index files_latest on hat.files (bucket, key) where is_latest;  -- never two
 create index files_integrity_status on hat.files (integrity_status);
-create index files_sha256_client on hat.files (sha256_client);
+create index files_sha256_client on hat.files using hash (sha256_client);  -- digests are never compared but for equality
 create index files_atlas on hat.files (atlas_id) where atlas_id is not null;
 create index files_source_study on hat.files (source_study_id) where source_study_id is not null;
 
