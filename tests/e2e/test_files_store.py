@@ -20,6 +20,9 @@ from s3_server import Server, s3_server
 import canary
 from conftest import fresh_database
 from files_registry import BUCKET, Topic, Webhook, add_atlas, event, files_webhook, record, rows, trusted_topic
+from tidings.consumers.files import validating
+from tidings.consumers.files.objects import Objects
+from tidings.consumers.files.settings import FilesSettings
 from tidings.local.postgres import Postgres
 
 FOLDER = "gut/gut-v1/source-datasets"
@@ -85,10 +88,15 @@ def h5ad(**uns: str) -> bytes:
     return out.getvalue()
 
 
-def validate(database_url: str, store: Server, *arguments: str) -> tuple[int, dict[str, Any]]:
+def validate(database: psycopg.Connection, store: Server, again: bool = False) -> dict[str, int]:
+    settings = FilesSettings(s3_endpoint=store.endpoint, s3_access_key_id=store.access_key_id, s3_secret=store.secret)
+    return dict(validating.validate(database, Objects(settings), again, 4))
+
+
+def command(database_url: str, store: Server) -> tuple[int, dict[str, Any]]:
     settings = {**os.environ, **reading(store), "TIDINGS_DATABASE__URL": database_url}
-    command = [sys.executable, "-m", "tidings", "files", "validate", "--json", *arguments]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    called = [sys.executable, "-m", "tidings", "files", "validate", "--json"]
+    done = subprocess.run(called, env=settings, capture_output=True, text=True, timeout=120, check=False)
     canary.seen(done.stdout, done.stderr)
     return done.returncode, json.loads(done.stdout)
 
@@ -103,19 +111,18 @@ def test_the_sha256_that_an_event_does_not_have_is_asked_for(
 
 
 def test_one_that_is_awaited_is_found_by_validation(
-    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection, database_url: str
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection
 ) -> None:
     """The object was written again before its first event came: what is there now is not what that event tells of."""
     first = put(store, f"{FOLDER}/a.h5ad", b"first")
     second = put(store, f"{FOLDER}/a.h5ad", b"second")
     assert webhook.post(topic.message(event(first))).status == 200
     assert rows(database, "sha256_client", "integrity_status") == [(None, "awaiting")]
-    assert validate(database_url, store)[1]["error"] == 1
+    assert validate(database, store)["error"] == 1
     assert webhook.post(topic.message(event(second))).status == 200
     assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"second").hexdigest(), "pending")]
     database.execute("update hat.files set sha256_client = null, integrity_status = 'awaiting'")
-    status, done = validate(database_url, store)
-    assert (status, done["valid"]) == (0, 1)
+    assert validate(database, store)["valid"] == 1
     assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"second").hexdigest(), "valid")]
 
 
@@ -148,7 +155,7 @@ def test_validation_compares_digests_and_links_source_studies(
     ]
     assert webhook.post(topic.message(event(*records))).body["inserted"] == 7
     store.client().delete_object(Bucket=BUCKET, Key=f"{FOLDER}/gone.h5ad")
-    status, done = validate(database_url, store)
+    status, done = command(database_url, store)
     assert status == 1, "something is wrong with some of them"
     assert done == {"files": 7, "valid": 5, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1}
     found = {key.rpartition("/")[2]: rest for key, *rest in rows(database, "key", "integrity_status", "source_study_id")}
@@ -165,5 +172,5 @@ def test_validation_compares_digests_and_links_source_studies(
     assert (
         database.execute("select from hat.files where (integrity_error is null) <> (integrity_status = 'valid')").rowcount == 0
     )
-    assert validate(database_url, store)[1]["files"] == 0
-    assert validate(database_url, store, "--again")[1]["files"] == 1
+    assert validate(database, store)["files"] == 0
+    assert validate(database, store, again=True)["files"] == 1

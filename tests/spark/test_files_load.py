@@ -16,7 +16,7 @@ from tidings.consumers.files.notification import Event, read
 from tidings.consumers.files.staged import row
 from tidings.errors import OperatorError
 
-NUMBER = 3000
+NUMBER = 1000
 
 
 def many() -> list[str]:

@@ -33,7 +33,7 @@ from tidings.settings import Settings
 
 Progress = Callable[[str], None]
 
-PARTS = 16
+PARTS = 8
 """Tables that a load is spread over; their number divides that of the stripes. A merge of one holds its stripes."""
 _AT_ONCE = 20_000
 """Rows that a worker holds before it copies them."""

@@ -62,8 +62,6 @@ class Event(NamedTuple):
 class TestEvent(NamedTuple):
     """What S3 sends when a configuration is set."""
 
-    __test__ = False
-
     bucket: str
 
 

@@ -106,7 +106,7 @@ class _App:
     async def receive(self, request: Request) -> Response:
         try:
             message = await self._verified(request)
-            response = JSONResponse(await self._taking.take(message))
+            response: Response = JSONResponse(await self._taking.take(message))
         except Refusal as refusal:
             response = _refused(refusal, request)
         except ClientDisconnect:
