@@ -17,6 +17,7 @@ from bench import (
     delivered,
     drain,
     eventing,
+    files,
     inventory,
     large,
     latency,
@@ -32,12 +33,12 @@ from tidings.errors import TidingsError
 # Those with a stack come first: the JVM that drain starts in this process stays until it ends.
 MODULES: tuple[ModuleType, ...] = (
     *(latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many),
-    *(catalog_commits, drain, catalog_routing, inventory),
+    *(catalog_commits, drain, catalog_routing, inventory, files),
 )
 NAMES = (
     *(*drain.NAMES, *delivered.NAMES, *webhook.NAMES, *backlog.NAMES, *latency.NAMES, *churn.NAMES),
     *(*eventing.NAMES, *small.NAMES, *large.NAMES, *lookup.NAMES, *many.NAMES, *catalog_commits.NAMES, *catalog_routing.NAMES),
-    *inventory.NAMES,
+    *(*inventory.NAMES, *files.NAMES),
 )
 """In the order of the report."""
 

@@ -20,6 +20,8 @@ from pyspark.sql import SparkSession
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
+from tidings.consumers.files.loading import Loaded
+from tidings.consumers.files.loading import load as load_notifications
 from tidings.consumers.inventory import export
 from tidings.consumers.inventory.job import Inventory
 from tidings.consumers.uploads import job as uploads
@@ -170,6 +172,13 @@ def export_inventory(settings: Settings, folder: str) -> int:
     with connect(settings) as connection:
         check_tables(connection)
     return with_small_spark(settings, lambda spark: export.export(spark, settings, folder))
+
+
+def load_files(settings: Settings, path: str, progress: Callable[[str], None]) -> Loaded:
+    """Start Spark for one load into the file registry."""
+    with connect(settings) as connection:
+        check_tables(connection)
+    return with_small_spark(settings, lambda spark: load_notifications(spark.read.text(path), settings, progress))
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:

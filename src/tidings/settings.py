@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from tidings.api.settings import ApiSettings
 from tidings.catalog.settings import CatalogSettings
 from tidings.changestream.settings import ChangestreamSettings
+from tidings.consumers.files.settings import FilesSettings
 from tidings.consumers.inventory.settings import InventorySettings
 from tidings.consumers.uploads.settings import UploadsSettings
 from tidings.db.settings import DatabaseSettings
@@ -83,6 +84,7 @@ class Settings(BaseSettings):
     subscribers: SubscribersSettings = Field(SubscribersSettings())
     uploads: UploadsSettings = Field(UploadsSettings())
     inventory: InventorySettings = Field(InventorySettings())
+    files: FilesSettings = Field(FilesSettings())
     spark: SparkSettings = Field(SparkSettings())
     log: LogSettings = Field(LogSettings())
     telemetry: TelemetrySettings = Field(TelemetrySettings())

@@ -41,7 +41,7 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_setting_that_is_named_exists(page: Path) -> None:
-    for section, field in re.findall(r"TIDINGS_([A-Z]+)__([A-Z_]+)", page.read_text()):
+    for section, field in re.findall(r"TIDINGS_([A-Z]+)__([A-Z0-9_]+)", page.read_text()):
         model = settings.Settings.model_fields[section.lower()].annotation
         assert model is not None
         assert field.lower() in model.model_fields, f"{page.name}: {section}__{field}"

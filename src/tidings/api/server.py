@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import multiprocessing
-import os
-import signal
-import socket
-import sys
 from functools import partial
 
 from granian import Granian
@@ -22,14 +16,9 @@ from tidings.api import tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
+from tidings.serving import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
-
-STOP_SECONDS = 30
-"""How long requests under way may take to finish once the server is told to stop."""
-_PR_SET_PDEATHSIG = 1
-GRANIAN_LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
-"""Its lines go the way of ours."""
 
 
 def serve(settings: Settings) -> None:
@@ -38,9 +27,9 @@ def serve(settings: Settings) -> None:
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
-    check_free(host, port, "TIDINGS_API__PORT")
+    check_free(host, port, "TIDINGS_API__HOST", "TIDINGS_API__PORT")
     if settings.api.grpc_port:
-        check_free(host, settings.api.grpc_port, "TIDINGS_API__GRPC_PORT")
+        check_free(host, settings.api.grpc_port, "TIDINGS_API__HOST", "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
     certificate, key = tls.files(settings.api)
     server = Granian(
@@ -87,29 +76,3 @@ def _load(settings: Settings) -> ASGIApp:
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
     return app
-
-
-def die_with_parent() -> None:
-    """A worker whose parent was killed would go on serving, and share the port with whatever is started next.
-
-    Linux can prevent that. Elsewhere such a worker has to be stopped by hand. It is killed rather than told to stop: a
-    worker that is still starting may lose a SIGTERM, and whoever kills the server has chosen not to wait.
-    """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:  # it died before we asked
-        sys.exit(1)
-
-
-def check_free(host: str, port: int, setting: str) -> None:
-    """Workers share their port (SO_REUSEPORT), so a second server on it would start, and get half of the requests."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        problem = f"Cannot listen on {host}:{port}: {error.strerror}. Set TIDINGS_API__HOST and {setting}."
-        raise OperatorError(problem) from None

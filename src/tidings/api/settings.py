@@ -47,7 +47,7 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _two_ports(self) -> ApiSettings:
-        """Both would get their share of the connections to it: see `server.check_free`."""
+        """Both would get their share of the connections to it: see `serving.check_free`."""
         if self.grpc_port and self.grpc_port == self.port:
             raise ValueError(f"grpc_port is {self.grpc_port}, as is port: give gRPC another one")
         return self

@@ -15,6 +15,7 @@ from tidings.cli import (
     consume,
     dead_letters,
     explain,
+    files,
     inventory,
     lanes,
     projects,
@@ -58,6 +59,7 @@ app.add_typer(topics.app, name="topic")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(consume.app, name="consume")
 app.add_typer(inventory.app, name="inventory")
+app.add_typer(files.app, name="files")
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(subscriptions.app, name="subscriptions")

@@ -67,3 +67,11 @@ def inventory(
         threading.Thread(target=end, daemon=True).start()
 
     bootstrap.consume_inventory(settings, once, accept_loss, made)
+
+
+@app.command()
+def files() -> None:
+    """Serve the file registry's webhook, POST /api/sns, for messages of SNS. Needs a database: see `tidings settings`."""
+    from tidings.consumers.files.server import serve
+
+    serve(settings_module.load())

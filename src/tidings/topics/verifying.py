@@ -39,6 +39,7 @@ _DAY = 86_400.0
 _MAX_CERTIFICATES = 64
 _MAX_IDS = 1_000_000
 _MIN_BITS = 2048
+_OF_SIGNATURE = ("Signature", "SignatureVersion", "SigningCertURL")
 _HASHES: Mapping[str, hashes.HashAlgorithm] = {"1": hashes.SHA1(), "2": hashes.SHA256()}
 _CERTIFICATE_PATH = re.compile(r"/SimpleNotificationService-[0-9a-f]{16,64}\.pem")
 _TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
@@ -51,6 +52,14 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 class Forged(Exception):
     """Not a message of SNS to us. The words are for our log, not for whoever sent it."""
+
+
+class Malformed(Forged):
+    """It does not even have the form of a message."""
+
+
+class Unwanted(Forged):
+    """Of a topic that is not one of ours. Nothing was asked of anybody."""
 
 
 class Repeated(Forged):
@@ -91,10 +100,10 @@ class Verifier:
         message = _read(body)
         type_ = message["Type"]
         if type_header is not None and type_header != type_:
-            raise Forged("x-amz-sns-message-type and Type differ")
+            raise Malformed("x-amz-sns-message-type and Type differ")
         topic = message["TopicArn"]
         if topic not in self._topics:
-            raise Forged(f"the topic {topic[:300]!r} is not one of ours")
+            raise Unwanted(f"the topic {topic[:300]!r} is not one of ours")
         self._check_time(message["Timestamp"])
         base = self._base(message["SigningCertURL"], topic)
         subscribe_url = None if type_ == NOTIFICATION else self._subscribe_url(message, base)
@@ -197,26 +206,26 @@ def _check_signature(certificate: x509.Certificate, message: Mapping[str, str]) 
 def _read(body: bytes) -> dict[str, Any]:
     """The message's fields. Those that are signed, or say how, are text; what else there is counts for nothing."""
     if len(body) > MAX_BYTES:
-        raise Forged(f"the message has more than {MAX_BYTES} bytes")
+        raise Malformed(f"the message has more than {MAX_BYTES} bytes")
     try:
         message = json.loads(body.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Forged(f"the message is not JSON as we take it: {str(error)[:200]}") from None
+        raise Malformed(f"the message is not JSON as we take it: {str(error)[:200]}") from None
     if not isinstance(message, dict) or _depth(message) > _MAX_DEPTH:
-        raise Forged("the message is not a JSON object, or too deep")
+        raise Malformed("the message is not a JSON object, or too deep")
     type_ = message.get("Type")
     if not isinstance(type_, str) or type_ not in SIGNED:
-        raise Forged(f"the Type {str(type_)[:100]!r} is not one of {', '.join(SIGNED)}")
-    needed = {*SIGNED[type_], "Signature", "SignatureVersion", "SigningCertURL"}
-    for name in needed:
+        raise Malformed(f"the Type {str(type_)[:100]!r} is not one of {', '.join(SIGNED)}")
+    for name in (*SIGNED[type_], *_OF_SIGNATURE):
         if name == "Subject" and name not in message:
             continue
         if not isinstance(message.get(name), str):
-            raise Forged(f"{name} is missing, or is not text")
+            kind = Forged if name in _OF_SIGNATURE else Malformed
+            raise kind(f"{name} is missing, or is not text")
     if message["SignatureVersion"] not in _HASHES:
         raise Forged(f"the SignatureVersion {message['SignatureVersion'][:100]!r} is neither 1 nor 2")
     if not _UUID.fullmatch(message["MessageId"]):
-        raise Forged("the MessageId is not a UUID")
+        raise Malformed("the MessageId is not a UUID")
     return message
 
 

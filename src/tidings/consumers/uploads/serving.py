@@ -18,10 +18,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings import log
-from tidings.api.server import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
 from tidings.consumers.uploads import places
 from tidings.consumers.uploads.front import Front
 from tidings.db.pool import make_pool
+from tidings.serving import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
 from tidings.settings import Settings
 
 _READY_SECONDS = 2.0
@@ -31,7 +31,7 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
     log.to_stderr(settings)
     host, port = settings.uploads.host, settings.uploads.port
-    check_free(host, port, "TIDINGS_UPLOADS__PORT")
+    check_free(host, port, "TIDINGS_UPLOADS__HOST", "TIDINGS_UPLOADS__PORT")
     _ = settings.database_url
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
     server = Granian(

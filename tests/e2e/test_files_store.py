@@ -1,0 +1,176 @@
+"""The file registry beside a real store: what events do not say is asked for, and files are validated by reading them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import psycopg
+import pytest
+from s3_server import Server, s3_server
+
+import canary
+from conftest import fresh_database
+from files_registry import BUCKET, Topic, Webhook, add_atlas, event, files_webhook, record, rows, trusted_topic
+from tidings.consumers.files import validating
+from tidings.consumers.files.objects import Objects
+from tidings.consumers.files.settings import FilesSettings
+from tidings.local.postgres import Postgres
+
+FOLDER = "gut/gut-v1/source-datasets"
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres: Postgres) -> str:
+    return fresh_database(postgres, "files_store")
+
+
+@pytest.fixture(scope="module")
+def topic() -> Iterator[Topic]:
+    with trusted_topic() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def store(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with s3_server(database_url, tmp_path_factory.mktemp("store"), TIDINGS_API__WORKERS="1") as running:
+        running.client().create_bucket(Bucket=BUCKET)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def webhook(database_url: str, topic: Topic, store: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    folder = tmp_path_factory.mktemp("files")
+    with files_webhook(database_url, folder, topic.url, **reading(store), TIDINGS_FILES__MISSING_SHA256="await") as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def database(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("truncate hat.files, hat.removals, hat.messages, hat.atlases, hat.source_studies cascade")
+        yield connection
+
+
+def reading(store: Server) -> dict[str, str]:
+    return {
+        "TIDINGS_FILES__S3_ENDPOINT": store.endpoint,
+        "TIDINGS_FILES__S3_ACCESS_KEY_ID": store.access_key_id,
+        "TIDINGS_FILES__S3_SECRET": store.secret,
+    }
+
+
+def put(store: Server, key: str, body: bytes, sha256: str | None = "") -> dict[str, Any]:
+    """Store an object, and give the record that AWS would send: it has no metadata."""
+    digest = hashlib.sha256(body).hexdigest() if sha256 == "" else sha256
+    metadata = {} if digest is None else {"source-sha256": digest}
+    answer = store.client().put_object(Bucket=BUCKET, Key=key, Body=body, Metadata=metadata)
+    return record(key, sha256=None, etag=answer["ETag"].strip('"'), sequencer=next(_numbers))
+
+
+_numbers = iter(range(1, 10_000))
+
+
+def h5ad(**uns: str) -> bytes:
+    out = io.BytesIO()
+    with h5py.File(out, "w") as file:
+        for name, value in uns.items():
+            file[f"uns/{name}"] = value
+        file.require_group("uns")
+    return out.getvalue()
+
+
+def validate(database: psycopg.Connection, store: Server, again: bool = False) -> dict[str, int]:
+    settings = FilesSettings(s3_endpoint=store.endpoint, s3_access_key_id=store.access_key_id, s3_secret=store.secret)
+    return dict(validating.validate(database, Objects(settings), again, 4))
+
+
+def command(database_url: str, store: Server) -> tuple[int, dict[str, Any]]:
+    settings = {**os.environ, **reading(store), "TIDINGS_DATABASE__URL": database_url}
+    called = [sys.executable, "-m", "tidings", "files", "validate", "--json"]
+    done = subprocess.run(called, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    canary.seen(done.stdout, done.stderr)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_sha256_that_an_event_does_not_have_is_asked_for(
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection
+) -> None:
+    assert webhook.post(topic.message(event(put(store, f"{FOLDER}/a.h5ad", b"abc")))).status == 200
+    assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"abc").hexdigest(), "pending")]
+    wrong = webhook.post(topic.message(event(put(store, f"{FOLDER}/b.h5ad", b"abc", "no digest"))))
+    assert (wrong.status, "SHA256 metadata is invalid" in wrong.error) == (400, True)
+
+
+def test_one_that_is_awaited_is_found_by_validation(
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection
+) -> None:
+    """The object was written again before its first event came: what is there now is not what that event tells of."""
+    first = put(store, f"{FOLDER}/a.h5ad", b"first")
+    second = put(store, f"{FOLDER}/a.h5ad", b"second")
+    assert webhook.post(topic.message(event(first))).status == 200
+    assert rows(database, "sha256_client", "integrity_status") == [(None, "awaiting")]
+    assert validate(database, store)["error"] == 1
+    assert webhook.post(topic.message(event(second))).status == 200
+    assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"second").hexdigest(), "pending")]
+    database.execute("update hat.files set sha256_client = null, integrity_status = 'awaiting'")
+    assert validate(database, store)["valid"] == 1
+    assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"second").hexdigest(), "valid")]
+
+
+def test_without_the_setting_a_file_without_sha256_is_refused_and_a_store_that_is_away_is_tried_again(
+    topic: Topic, store: Server, database: psycopg.Connection, database_url: str, tmp_path: Path
+) -> None:
+    with files_webhook(database_url, tmp_path, topic.url, **reading(store)) as strict:
+        answer = strict.post(topic.message(event(put(store, f"{FOLDER}/a.h5ad", b"abc", None))))
+        assert (answer.status, answer.error[:27]) == (400, "SHA256 metadata is required")
+    away = {**reading(store), "TIDINGS_FILES__S3_ENDPOINT": "http://127.0.0.1:1"}
+    with files_webhook(database_url, tmp_path, topic.url, **away) as cut_off:
+        answer = cut_off.post(topic.message(event(put(store, f"{FOLDER}/b.h5ad", b"abc"))))
+        assert (answer.status, rows(database, "key")) == (500, [])
+
+
+def test_validation_compares_digests_and_links_source_studies(
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection, database_url: str
+) -> None:
+    [(study,)] = database.execute("insert into hat.source_studies (doi) values ('10.1234/known') returning id")
+    add_atlas(database)
+    integrated = "gut/gut-v1/integrated-objects/i.h5ad"
+    records = [
+        put(store, f"{FOLDER}/broken.h5ad", b"not HDF5"),
+        put(store, f"{FOLDER}/invalid.h5ad", b"other bytes", "ab" * 32),
+        put(store, f"{FOLDER}/known.h5ad", h5ad(doi="https://doi.org/10.1234/KNOWN")),
+        put(store, f"{FOLDER}/large.bin", b"x" * 3_000_000),
+        put(store, f"{FOLDER}/unknown.h5ad", h5ad(doi="10.1234/unknown")),
+        put(store, integrated, h5ad(doi="10.1234/known")),
+        put(store, f"{FOLDER}/gone.h5ad", b"gone"),
+    ]
+    assert webhook.post(topic.message(event(*records))).body["inserted"] == 7
+    store.client().delete_object(Bucket=BUCKET, Key=f"{FOLDER}/gone.h5ad")
+    status, done = command(database_url, store)
+    assert status == 1, "something is wrong with some of them"
+    assert done == {"files": 7, "valid": 5, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1}
+    found = {key.rpartition("/")[2]: rest for key, *rest in rows(database, "key", "integrity_status", "source_study_id")}
+    assert found == {
+        "broken.h5ad": ["valid", None],
+        "gone.h5ad": ["error", None],
+        "i.h5ad": ["valid", None],
+        "invalid.h5ad": ["invalid", None],
+        "known.h5ad": ["valid", study],
+        "large.bin": ["valid", None],
+        "unknown.h5ad": ["valid", None],
+    }
+    assert database.execute("select from hat.files where integrity_checked_at is null").rowcount == 0
+    assert (
+        database.execute("select from hat.files where (integrity_error is null) <> (integrity_status = 'valid')").rowcount == 0
+    )
+    assert validate(database, store)["files"] == 0
+    assert validate(database, store, again=True)["files"] == 1
