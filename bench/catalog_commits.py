@@ -39,6 +39,8 @@ NAMES = ("commits_with_events", "commits_with_bad_subscribers")
 _COMMITTERS = 8
 _WAIT_SECONDS = 60.0
 _EVENTS_OF_A_COMMIT = 2
+_REST_SECONDS = 0.5
+"""After each run: what it leaves to subscribers falls on none of the others."""
 
 
 def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[Figure]:
@@ -123,12 +125,14 @@ class _Committers:
         """Seconds."""
         run = next(self._runs)
         with ExitStack() as open_ones:
-            return _seconds(
+            seconds = _seconds(
                 [
                     (open_ones.enter_context(self._connected(server)), self._requests(f"run-{run}-{number}"))
                     for number in range(_COMMITTERS)
                 ]
             )
+        time.sleep(_REST_SECONDS)
+        return seconds
 
     def _connected(self, server: str) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self._ports[server]), timeout=30)

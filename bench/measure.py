@@ -77,6 +77,7 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 _KINDS = {
     "pyspark.daemon": "Python workers",
+    "worker_daemon": "Python workers",
     "/java": "JVM",
     "/postgres": "PostgreSQL",
     "tidings.local.pubsub": "Pub/Sub",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import numpy as np
 import psycopg
 
 _FOLDER = "TIDINGS_TEST_CANARY"
@@ -111,11 +112,22 @@ def leaks(root: Path) -> tuple[int, list[str]]:
 def _found(root: Path, wanted: dict[bytes, str]) -> Iterator[str]:
     for file in _outputs(root):
         content = file.read_bytes()
-        for form, kind in wanted.items():
+        for form in _likely(content, wanted):
+            kind = wanted[form]
             if form in content and not (kind == "secret" and file.name == _GREETING):
                 at = content.index(form)
                 around = content[max(0, at - 60) : at].decode("ascii", "replace")
                 yield f"a {kind} is in {file.relative_to(root)}, after {around!r}"
+
+
+def _likely(content: bytes, forms: Collection[bytes]) -> list[bytes]:
+    """Those whose first eight bytes are somewhere in the content: to look for each of thousands would take minutes."""
+    starts = {form: int.from_bytes(form[:8], "little") for form in forms}
+    wanted, seen = np.array(sorted({*starts.values()}), "<u8"), set[int]()
+    for offset in range(min(8, max(0, len(content) - 7))):
+        words = np.frombuffer(content, "<u8", (len(content) - offset) // 8, offset)
+        seen.update(words[np.isin(words, wanted)].tolist())
+    return [form for form, start in starts.items() if start in seen]
 
 
 def _outputs(root: Path) -> Iterable[Path]:

@@ -9,6 +9,7 @@ together: a machine has bad moments, and in twenty seconds one of half a second 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 import urllib.request
@@ -35,6 +36,8 @@ SHORT: tuple[tuple[str, Trouble], ...] = (("kafka", "down"), ("webhook", "hang")
 BEHIND_SECONDS = 60
 LIVE_SECONDS = 180
 RATIO = 1.2
+WORST_RATIO = 2.5
+"""For one trouble alone: undisturbed times of the same length differ by almost as much."""
 
 
 @dataclass(frozen=True)
@@ -261,13 +264,15 @@ def test_five_troubles_in_turn_leave_the_others_as_quick_as_before(
     judge(watch, writers, seed, say)
     first, rows = first_arrivals(patient_collector), changes(watch.url, watch.buckets)
     undisturbed = [watch.delays(phase, rows, first) for phase in quiet]
-    usual = percentile(list(chain(*undisturbed)), 0.99)
-    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}; together p99 {usual:.2f} s")
-    troubled = []
+    usual = min(percentile(list(chain(*undisturbed)), 0.99), statistics.median(percentile(each, 0.99) for each in undisturbed))
+    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}; compared with p99 {usual:.2f} s")
+    troubled, worst = [], 0.0
     for phase in phases:
         troubled.append(watch.delays(phase, rows, first))
         ratio = percentile(troubled[-1], 0.99) / usual
+        worst = max(worst, ratio)
         say(f"{kind}: {phase.back}; the others' {figures(troubled[-1])}, {ratio:.2f} x undisturbed")
     ratio = percentile(list(chain(*troubled)), 0.99) / usual
     say(f"{kind}: in all five troubles the others' {figures(list(chain(*troubled)))}, {ratio:.2f} x undisturbed")
     assert ratio <= RATIO
+    assert worst <= WORST_RATIO

@@ -299,30 +299,60 @@ def test_branches_of_branches_are_looked_up_in_a_bounded_number_of_lines(catalog
     assert writing.MOST_LINES == points.MOST_LINES
 
 
-@pytest.mark.parametrize("limit", ["MOST_COMMITS", "MOST_BYTES"])
+@pytest.mark.parametrize(
+    ("limit", "most", "what"),
+    [("MOST_COMMITS", 3, "more than 3 commits"), ("MOST_KEYS", 3, "more than 3 keys"), ("MOST_BYTES", 1500, "bytes")],
+)
 def test_a_call_takes_in_so_much_of_a_history_and_can_go_in_steps(
-    catalog: Calls, monkeypatch: pytest.MonkeyPatch, limit: str
+    catalog: Calls, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, what: str
 ) -> None:
     service, project = catalog.catalog, catalog.project
     catalog.create("dev", "main")
-    hashes = [catalog.commit("dev", None, put(f"t{number}")) for number in range(4)]
-    [(size,)] = catalog.connection.execute(
-        "select octet_length(operations) from catalog_commits where repository = %s limit 1", [project]
-    ).fetchall()
-    monkeypatch.setattr(limits, limit, 3 if limit == "MOST_COMMITS" else 3 * size)
+    hashes = [catalog.commit("dev", None, put(f"t{number}"), message="m" * 200) for number in range(4)]
+    monkeypatch.setattr(limits, limit, most)
+    monkeypatch.setattr(limits, "FEW_KEYS", 0)
     catalog.told.types()
-
-    refused: tuple[Callable[[], Any], ...] = (
-        lambda: catalog.run(service.merge(project, WHO, "main", None, Wish("dev", None))),
-        lambda: catalog.run(service.transplant(project, WHO, "main", None, hashes, Wish("dev", None))),
-        lambda: catalog.diff("main", "dev"),
-    )
-    for call in refused:
-        with pytest.raises(CatalogError, match=r"takes in 4 commits with .* go in steps"):
-            call()
+    calls_of: dict[str, Callable[[], Any]] = {
+        "merge": lambda: catalog.run(service.merge(project, WHO, "main", None, Wish("dev", None))),
+        "transplant": lambda: catalog.run(service.transplant(project, WHO, "main", None, hashes, Wish("dev", None))),
+        "diff": lambda: catalog.diff("main", "dev"),
+    }
+    refused = {"MOST_COMMITS": ["merge", "transplant"], "MOST_KEYS": ["merge", "diff"], "MOST_BYTES": ["merge", "transplant"]}
+    for call in refused[limit]:
+        with pytest.raises(CatalogError, match=rf"takes in .*{what}.* go in steps"):
+            calls_of[call]()
     assert catalog.told.types() == []
     catalog.run(service.merge(project, WHO, "main", None, Wish("dev", hashes[1])))
     catalog.run(service.merge(project, WHO, "main", None, Wish("dev", None)))
+    assert catalog.state("main") == catalog.state("dev")
+
+
+def test_contents_that_are_large_count_also_where_they_are_only_deleted(
+    catalog: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        catalog.commit("main", None, put(f"t{number}", metadataLocation="s3://elsewhere/" + "x" * 1000))
+    catalog.create("dev", "main")
+    for number in range(4):
+        catalog.commit("dev", None, Delete(key(f"t{number}")))
+    monkeypatch.setattr(limits, "MOST_BYTES", 3000)
+    monkeypatch.setattr(limits, "FEW_KEYS", 0)
+    for call in (
+        lambda: catalog.run(catalog.catalog.merge(catalog.project, WHO, "main", None, Wish("dev", None))),
+        lambda: catalog.diff("main", "dev"),
+    ):
+        with pytest.raises(CatalogError, match="bytes"):
+            call()
+
+
+def test_branches_that_follow_each_other_for_long_can_still_be_merged(catalog: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, project = catalog.catalog, catalog.project
+    catalog.create("dev", "main")
+    monkeypatch.setattr(limits, "MOST_COMMITS", 3)
+    for number in range(6):
+        for source, target in (("main", "dev"), ("dev", "main")):
+            catalog.commit(source, None, put(f"{source}{number}"))
+            catalog.run(service.merge(project, WHO, target, None, Wish(source, None)))
     assert catalog.state("main") == catalog.state("dev")
 
 

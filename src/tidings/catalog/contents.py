@@ -11,6 +11,7 @@ from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
 
+from tidings.catalog import limits
 from tidings.catalog.model import Content, Key
 from tidings.catalog.points import Point
 
@@ -50,6 +51,8 @@ _AT: LiteralString = f"""
     cross join lateral ({newest("%(lines)s::bigint[]", "%(upto)s::bigint[]", "k.key")}) x
 """
 
+_SIZE: LiteralString = f"select coalesce(sum(octet_length(at.content)), 0) from ({_AT}) at"
+
 _NEXT: LiteralString = """
     select min(n.key) from unnest(%(lines)s::bigint[], %(upto)s::bigint[]) as p(line, upto) cross join lateral (
         select key from catalog_contents where line = p.line and key > {after} and number <= p.upto order by key limit 1) n
@@ -71,7 +74,7 @@ _CHANGED: LiteralString = """
     select distinct k.key
     from unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
     join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
-    cross join lateral unnest(c.keys) as k(key)
+    cross join lateral unnest(c.keys) as k(key) limit %s
 """
 
 
@@ -84,7 +87,12 @@ async def contents(connection: AsyncConnection[Any], of: Point, keys: Iterable[s
     wanted = list(keys)
     if not wanted or not of.lines:
         return {}
-    rows = await (await connection.execute(_AT, {"keys": wanted, **places(of)})).fetchall()
+    values = {"keys": wanted, **places(of)}
+    if len(wanted) > limits.FEW_KEYS:
+        row = await (await connection.execute(_SIZE, values)).fetchone()
+        assert row is not None
+        limits.check_bytes(row[0])
+    rows = await (await connection.execute(_AT, values)).fetchall()
     return {row[0]: Held.of(*row[1:]) for row in rows}
 
 
@@ -102,7 +110,9 @@ async def changed(connection: AsyncConnection[Any], one: Point, other: Point) ->
     parts = list(one.apart(other))
     if not parts:
         return []
-    rows = await (await connection.execute(_CHANGED, [list(each) for each in zip(*parts, strict=True)])).fetchall()
+    values = [*(list(each) for each in zip(*parts, strict=True)), limits.MOST_KEYS + 1]
+    rows = await (await connection.execute(_CHANGED, values)).fetchall()
+    limits.check_keys(len(rows))
     return sorted(row[0] for row in rows)
 
 

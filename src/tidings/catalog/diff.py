@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from psycopg import AsyncConnection
 
-from tidings.catalog import limits
 from tidings.catalog.contents import changed, content_of, contents
 from tidings.catalog.model import Content, Key
 from tidings.catalog.points import Point
@@ -20,7 +19,6 @@ class Difference(NamedTuple):
 
 async def diff(connection: AsyncConnection[Any], one: Point, other: Point) -> list[Difference]:
     """In the order of the keys. It costs what the commits cost that only one of the two has, not what both hold."""
-    await limits.check_parts(connection, one.apart(other))
     keys = await changed(connection, one, other)
     ours, theirs = await contents(connection, one, keys), await contents(connection, other, keys)
     found = [Difference(Key.stored(key), content_of(ours, key), content_of(theirs, key)) for key in keys]

@@ -1,42 +1,43 @@
-"""How much of a history one call takes in: it is held in memory, and a tenant's history is as large as the tenant likes."""
+"""How much of a history one call takes in: it is held in memory, and a tenant's history is as large as the tenant likes.
+
+Each is asked where the rows are read, just before; octet_length does not read what is stored apart from its row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tidings.catalog.errors import bad_request
+from tidings.catalog.errors import CatalogError, bad_request
 
 MOST_COMMITS = 10_000
+MOST_KEYS = 100_000
 MOST_BYTES = 64 * 1024 * 1024
-
-_SIZE: LiteralString = "select count(*), coalesce(sum(octet_length(c.operations)), 0)"
-_PARTS: LiteralString = f"""
-    {_SIZE} from unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
-    join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
-"""
-_NAMED: LiteralString = f"{_SIZE} from catalog_commits c where c.repository = %s and c.hash = any(%s)"
+FEW_KEYS = 1000
+"""Contents of so many keys are never more than that."""
 
 
-async def check_parts(connection: AsyncConnection[Any], parts: Iterable[tuple[int, int, int]]) -> None:
-    """Raises where parts of lines (line, after, upto) are too much for one call."""
-    lines = list(parts)
-    if lines:
-        await _check(connection, _PARTS, [list(each) for each in zip(*lines, strict=True)])
-
-
-async def check_named(connection: AsyncConnection[Any], repository: str, hashes: Sequence[str]) -> None:
-    await _check(connection, _NAMED, [repository, list(hashes)])
-
-
-async def _check(connection: AsyncConnection[Any], statement: LiteralString, values: list[Any]) -> None:
-    row = await (await connection.execute(statement, values)).fetchone()
+async def check_commits(connection: AsyncConnection[Any], found: LiteralString, values: list[Any]) -> None:
+    """Raises if `found`, what follows `select … from` for commits `c`, has too many of them, or too large ones."""
+    size: LiteralString = "octet_length(c.operations) + octet_length(c.meta)"
+    query: LiteralString = f"select count(*), coalesce(sum(s.size), 0) from (select {size} as size from {found} limit %s) s"
+    row = await (await connection.execute(query, [*values, MOST_COMMITS + 1])).fetchone()
     assert row is not None
-    commits, size = row
-    if commits > MOST_COMMITS or size > MOST_BYTES:
-        raise bad_request(
-            f"This takes in {commits:,} commits with {size:,} bytes of operations, and one call at most {MOST_COMMITS:,} with"
-            f" {MOST_BYTES:,}: go in steps, by naming a commit in between."
-        )
+    if row[0] > MOST_COMMITS:
+        raise _too_much(f"more than {MOST_COMMITS:,} commits")
+    check_bytes(row[1])
+
+
+def check_keys(number: int) -> None:
+    if number > MOST_KEYS:
+        raise _too_much(f"more than {MOST_KEYS:,} keys")
+
+
+def check_bytes(size: int) -> None:
+    if size > MOST_BYTES:
+        raise _too_much(f"{size:,} bytes, and {MOST_BYTES:,} are the most")
+
+
+def _too_much(what: str) -> CatalogError:
+    return bad_request(f"This takes in {what} at once: go in steps, by naming a commit in between.")

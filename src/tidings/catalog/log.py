@@ -8,6 +8,7 @@ from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
 
+from tidings.catalog import limits
 from tidings.catalog.points import Point
 
 _BATCH = 250
@@ -41,10 +42,9 @@ _PAGE: LiteralString = f"""
     order by c.number desc limit %(most)s
 """
 
-_SOME: LiteralString = f"""
-    select {COLUMNS} from unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
+_IN_PARTS: LiteralString = """
+    unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
     join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
-    order by c.number
 """
 
 
@@ -67,5 +67,7 @@ async def between(connection: AsyncConnection[Any], parts: list[tuple[int, int, 
     """The commits in parts of lines (line, after, upto), the oldest first."""
     if not parts:
         return []
-    rows = await (await connection.execute(_SOME, [list(each) for each in zip(*parts, strict=True)])).fetchall()
+    values = [list(each) for each in zip(*parts, strict=True)]
+    await limits.check_commits(connection, _IN_PARTS, values)
+    rows = await (await connection.execute(f"select {COLUMNS} from {_IN_PARTS} order by c.number", values)).fetchall()
     return [Entry(*row) for row in rows]

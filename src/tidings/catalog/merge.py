@@ -13,7 +13,7 @@ from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
 
-from tidings.catalog import limits, log, writing
+from tidings.catalog import log, writing
 from tidings.catalog.commits import check_branch, said
 from tidings.catalog.contents import changed, content_of, contents
 from tidings.catalog.errors import conflict
@@ -91,10 +91,7 @@ async def merge(pool: Pool, occasion: Occasion, branch: str, expected: str | Non
         ref = await find(connection, repository, wish.from_name)
         source = ref.head if wish.from_hash is None else await on(connection, repository, ref, wish.from_hash)
         ancestor, reached = await common(connection, target.head, source)
-        beyond = _beyond(source, target.head, reached)
-        for parts in (beyond, ancestor.apart(source)):
-            await limits.check_parts(connection, parts)
-        entries = await log.between(connection, beyond)
+        entries = await log.between(connection, _beyond(source, target.head, reached))
         if ancestor.hash == source.hash:
             return Result(branch, target.head.hash, target.head.hash, ancestor.hash, [], [], False)
         changes, results = await _three_way(connection, ancestor, source, target.head, entries)

@@ -27,7 +27,7 @@ from tidings.events.catalog import Reference
 OPERATION = "catalog:transplant"
 MOST = 1000
 
-_COMMITS: LiteralString = f"select {COLUMNS} from catalog_commits c where c.repository = %s and c.hash = any(%s)"
+_NAMED: LiteralString = "catalog_commits c where c.repository = %s and c.hash = any(%s)"
 
 Steps = list[tuple[Entry, list[Change]]]
 
@@ -61,8 +61,9 @@ async def transplant(
 
 async def _wanted(connection: AsyncConnection[Any], repository: str, ref: Ref, hashes: Sequence[str]) -> list[Entry]:
     """The commits, in the order in which they were made: they must be named in it."""
-    await limits.check_named(connection, repository, hashes)
-    rows = await (await connection.execute(_COMMITS, [repository, list(hashes)])).fetchall()
+    values = [repository, list(hashes)]
+    await limits.check_commits(connection, _NAMED, values)
+    rows = await (await connection.execute(f"select {COLUMNS} from {_NAMED}", values)).fetchall()
     known = {entry.hash: entry for entry in (Entry(*row) for row in rows)}
     there = ref.head.limits()
     for hash in hashes:

@@ -82,7 +82,7 @@ class Routes:
         if (known := self._wanted.get((event, place))) is None:
             row = self._rows[place]
             types = types_of(row["filter"]) if row["filter"] else None
-            asked = not set(names.wanted_by(event)).isdisjoint(row["events"])
+            asked = not set(names.wanted_by(event)).isdisjoint(row["events"] or ())
             known = asked and (types is None or event.removeprefix(catalog.PREFIX) in types)
             self._wanted[event, place] = known
         return known
@@ -137,7 +137,7 @@ def _wanted(batch: pa.RecordBatch, routes: Routes, parents: pa.Array, picked: pa
     if all(answers):
         return None
     cells = pc.add(pc.multiply(events.indices.take(parents), len(there)), places.indices)
-    return pa.array(answers).take(cells)
+    return pa.array(answers).take(cells).fill_null(True)
 
 
 def route(changes: DataFrame, literal: bool = False, filters: Sequence[str] = ()) -> DataFrame:

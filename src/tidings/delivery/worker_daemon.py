@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+import threading
 from importlib import import_module
 
 
@@ -18,6 +20,9 @@ def load() -> None:
         import_module(name)
     publishers = import_module("tidings.delivery.publishers")
     publishers.load_clients()
+    if threading.active_count() > 1:
+        names = ", ".join(thread.name for thread in threading.enumerate())
+        print(f"tidings: threads that workers will not have were started by an import: {names}", file=sys.stderr)
     gc.collect()
     gc.freeze()  # pages that no collection touches stay shared
 
@@ -25,5 +30,9 @@ def load() -> None:
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
+    spark = os.dup(1)
+    os.dup2(2, 1)  # the first words to Spark are the port, not what some import has to say
     load()
+    os.dup2(spark, 1)
+    os.close(spark)
     manager()

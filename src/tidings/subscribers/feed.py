@@ -35,6 +35,8 @@ _GRACE_SECONDS = 1.0
 """A coroutine that takes too long is cancelled, and gets this long to end before its thread is given up."""
 _GATHER_SECONDS = 0.005
 """Between events that come one by one: a worker that wakes up for each of many commits takes the processor from these."""
+_GATHERED = 1000
+"""A smaller queue might be full before."""
 _WORDS = 500
 """Characters of an error that are kept."""
 
@@ -185,7 +187,7 @@ class Feed:
         try:
             while not worker.given_up and (entry := self._waiting.take()) is not None:
                 self._handle(worker, entry)
-                if not len(self._waiting):
+                if not len(self._waiting) and self._settings.queue_size >= _GATHERED:
                     self._closing.wait(_GATHER_SECONDS)
         finally:
             if worker.given_up:
