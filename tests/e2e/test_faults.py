@@ -2,8 +2,8 @@
 everybody else nothing has happened.
 
 The short form has one trouble for each kind. `make chaos` has all twenty, in turn, and holds the others' p99 from commit to
-arrival against that of the same ones in the undisturbed times between the troubles. The five times of each are taken
-together: a machine has bad moments, and in twenty seconds one of half a second is the p99.
+arrival against that of the same ones in the undisturbed times around the troubles: the middle one of five, for a machine has
+bad moments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ SHORT: tuple[tuple[str, Trouble], ...] = (("kafka", "down"), ("webhook", "hang")
 BEHIND_SECONDS = 60
 LIVE_SECONDS = 180
 RATIO = 1.2
-WORST_RATIO = 2.5
-"""For one trouble alone: undisturbed times of the same length differ by almost as much."""
 
 
 @dataclass(frozen=True)
@@ -264,15 +261,12 @@ def test_five_troubles_in_turn_leave_the_others_as_quick_as_before(
     judge(watch, writers, seed, say)
     first, rows = first_arrivals(patient_collector), changes(watch.url, watch.buckets)
     undisturbed = [watch.delays(phase, rows, first) for phase in quiet]
-    usual = min(percentile(list(chain(*undisturbed)), 0.99), statistics.median(percentile(each, 0.99) for each in undisturbed))
-    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}; compared with p99 {usual:.2f} s")
-    troubled, worst = [], 0.0
+    usual = statistics.median(percentile(delays, 0.99) for delays in undisturbed)
+    say(f"undisturbed, in five times: {'; '.join(map(figures, undisturbed))}")
+    worst = 0.0
     for phase in phases:
-        troubled.append(watch.delays(phase, rows, first))
-        ratio = percentile(troubled[-1], 0.99) / usual
+        others = watch.delays(phase, rows, first)
+        ratio = percentile(others, 0.99) / usual
         worst = max(worst, ratio)
-        say(f"{kind}: {phase.back}; the others' {figures(troubled[-1])}, {ratio:.2f} x undisturbed")
-    ratio = percentile(list(chain(*troubled)), 0.99) / usual
-    say(f"{kind}: in all five troubles the others' {figures(list(chain(*troubled)))}, {ratio:.2f} x undisturbed")
-    assert ratio <= RATIO
-    assert worst <= WORST_RATIO
+        say(f"{kind}: {phase.back}; the others' {figures(others)}, {ratio:.2f} x undisturbed")
+    assert worst <= RATIO

@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from tidings.catalog import limits
 from tidings.catalog.model import Content, Key
-from tidings.catalog.points import Point
+from tidings.catalog.points import IN_PARTS, Point, parameters
 
 
 class Held(NamedTuple):
@@ -70,12 +70,7 @@ LISTED: LiteralString = f"""
 """
 """Every key after one, in order. PostgreSQL takes the next step only when the next row is wanted."""
 
-_CHANGED: LiteralString = """
-    select distinct k.key
-    from unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
-    join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
-    cross join lateral unnest(c.keys) as k(key) limit %s
-"""
+_CHANGED: LiteralString = f"select distinct k.key from {IN_PARTS} cross join lateral unnest(c.keys) as k(key) limit %s"
 
 
 def places(of: Point) -> dict[str, Any]:
@@ -110,8 +105,7 @@ async def changed(connection: AsyncConnection[Any], one: Point, other: Point) ->
     parts = list(one.apart(other))
     if not parts:
         return []
-    values = [*(list(each) for each in zip(*parts, strict=True)), limits.MOST_KEYS + 1]
-    rows = await (await connection.execute(_CHANGED, values)).fetchall()
+    rows = await (await connection.execute(_CHANGED, [*parameters(parts), limits.MOST_KEYS + 1])).fetchall()
     limits.check_keys(len(rows))
     return sorted(row[0] for row in rows)
 

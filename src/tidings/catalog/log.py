@@ -9,7 +9,7 @@ from typing import Any, LiteralString, NamedTuple
 from psycopg import AsyncConnection
 
 from tidings.catalog import limits
-from tidings.catalog.points import Point
+from tidings.catalog.points import IN_PARTS, Point, parameters
 
 _BATCH = 250
 
@@ -42,11 +42,6 @@ _PAGE: LiteralString = f"""
     order by c.number desc limit %(most)s
 """
 
-_IN_PARTS: LiteralString = """
-    unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
-    join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
-"""
-
 
 async def entries(connection: AsyncConnection[Any], start: Point, after: int = 0) -> AsyncIterator[Entry]:
     """From a point back to the commit with the number `after`, which is not among them."""
@@ -67,7 +62,7 @@ async def between(connection: AsyncConnection[Any], parts: list[tuple[int, int, 
     """The commits in parts of lines (line, after, upto), the oldest first."""
     if not parts:
         return []
-    values = [list(each) for each in zip(*parts, strict=True)]
-    await limits.check_commits(connection, _IN_PARTS, values)
-    rows = await (await connection.execute(f"select {COLUMNS} from {_IN_PARTS} order by c.number", values)).fetchall()
+    values = parameters(parts)
+    await limits.check_commits(connection, IN_PARTS, values)
+    rows = await (await connection.execute(f"select {COLUMNS} from {IN_PARTS} order by c.number", values)).fetchall()
     return [Entry(*row) for row in rows]

@@ -6,7 +6,7 @@ alone, without walking through the history. See `catalog_lines` in the migration
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, LiteralString, NamedTuple
 
@@ -65,6 +65,16 @@ class Point:
 
 
 ROOT = Point(BEGINNING, 0, 0, (), (), 0)
+
+IN_PARTS: LiteralString = """
+    unnest(%s::bigint[], %s::bigint[], %s::bigint[]) as p(line, after, upto)
+    join catalog_commits c on c.line = p.line and c.number > p.after and c.number <= p.upto
+"""
+"""A relation: the commits in parts of lines, which are its parameters."""
+
+
+def parameters(parts: Iterable[tuple[int, int, int]]) -> list[list[int]]:
+    return [list(each) for each in zip(*parts, strict=True)]
 
 
 class Ref(NamedTuple):

@@ -109,7 +109,7 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
         several = pa.array(places, pa.list_(pa.int32())).take(encoded.indices)
         of_number = pc.list_parent_indices(several)
         parents, numbers, picked = parents.take(of_number), numbers.take(of_number), pc.list_flatten(several)
-    if (wanted := _wanted(batch, routes, parents, picked)) is not None:
+    if (wanted := _may_be_wanted(batch, routes, parents, picked)) is not None:
         parents, numbers, picked = parents.filter(wanted), numbers.filter(wanted), picked.filter(wanted)
     one_each = len(parents) == batch.num_rows and parents.equals(pa.array(range(batch.num_rows), parents.type))
     kept = [
@@ -120,13 +120,12 @@ def expand(batch: pa.RecordBatch, routes: Routes) -> pa.RecordBatch:
     named = routes.take(picked)
     if picked.null_count:  # their number is all that is left of rules that were deleted
         named[0] = pc.coalesce(named[0], numbers)
-    names = [name for name in batch.schema.names if name != "rules"]
-    return pa.RecordBatch.from_arrays([*kept, *named], names=[*names, *_ROUTE.names])
+    own = [name for name in batch.schema.names if name != "rules"]
+    return pa.RecordBatch.from_arrays([*kept, *named], names=[*own, *_ROUTE.names])
 
 
-def _wanted(batch: pa.RecordBatch, routes: Routes, parents: pa.Array, picked: pa.Array) -> pa.Array | None:
-    """Which rows may be wanted; None for all. Asked once for each name and place: a catalog's changes name every subscription
-    of their project."""
+def _may_be_wanted(batch: pa.RecordBatch, routes: Routes, parents: pa.Array, picked: pa.Array) -> pa.Array | None:
+    """Which rows are not certain to be no match; None for all. A catalog's changes name every subscription of their project."""
     events = batch.column("event").dictionary_encode()
     named = events.dictionary.to_pylist()
     if not any(name.startswith(catalog.PREFIX) for name in named):

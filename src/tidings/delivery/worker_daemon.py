@@ -16,9 +16,10 @@ from importlib import import_module
 
 def load() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # it would start a thread for each core
-    for name in ("pyspark.worker", "tidings.delivery.pipeline"):
-        import_module(name)
-    publishers = import_module("tidings.delivery.publishers")
+    import_module("pyspark.worker")
+    import_module("tidings.delivery.pipeline")
+    from tidings.delivery import publishers
+
     publishers.load_clients()
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())

@@ -15,7 +15,7 @@ _VALUES = frozenset({str, int, float, bool, type(None), datetime, tuple})  # a t
 def copy(event: CatalogEvent) -> CatalogEvent:
     """Ten times as fast as `deepcopy`, for what events are made of: what JSON can say, and references."""
     made = object.__new__(type(event))
-    vars(made).update({name: value if type(value) in _VALUES else _copied(value) for name, value in vars(event).items()})
+    vars(made).update({name: _copied(value) for name, value in vars(event).items()})
     return made
 
 
