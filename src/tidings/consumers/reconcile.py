@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
 from tidings import settings as settings_module
 from tidings.changestream.reader import fetch
@@ -46,7 +46,7 @@ KNOWN = StructType(
 """What a registry says of an object, or of a version; `gone`: only that it was deleted. What is null it does not know, and that
 is not compared."""
 
-_TYPES = {StringType(): "text", LongType(): "bigint", BooleanType(): "boolean"}
+_TYPES: dict[DataType, str] = {StringType(): "text", LongType(): "bigint", BooleanType(): "boolean"}
 KINDS = ("missing", "extra", "different", "misplaced")
 """`misplaced`: it is right, but is or is not the latest, or is not in its place among the versions of its key."""
 MOST_EXAMPLES = 20
