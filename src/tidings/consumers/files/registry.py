@@ -48,10 +48,32 @@ join hat.atlases a
  and lower(a.overview ->> 'shortName') = lower(w.short_name)
 """
 
-# One row for each version that the staged records speak of, by the record that counts. `effective`: it changes what is known.
-# `leads`: of all that become known now about its key, it is ahead. `behind`: something was known that is ahead of it, and may
-# be gone when this is applied. No version id is empty, so '' can stand for null in joins,
-# which do not know that null equals null. Keys come before buckets where rows are sorted: they differ sooner.
+# What needs to be decided about: the records of a key that comes more than once or is known already, and those that do not just
+# write a file. Most files are new and come once.
+_OPEN: LiteralString = """
+create temporary table undecided on commit drop as
+with again as (select bucket, key from {staged} group by bucket, key having count(*) > 1)
+select s.* from {staged} s left join again on again.bucket = s.bucket and again.key = s.key
+where again.key is not null or s.kind <> 'created' or not (s.atlas is null or s.atlas = any({atlases}))
+   or exists (select from hat.files f where f.bucket = s.bucket and f.key = s.key)
+   or exists (select from hat.removals r where r.bucket = s.bucket and r.key = s.key)
+"""
+
+# All others, in the order of the index.
+_ENTER: LiteralString = """
+insert into hat.files (bucket, key, version_id, etag, size_bytes, sequencer, event_name, event_time, file_type, atlas_id,
+                       is_latest, sha256_client, integrity_status)
+select s.bucket, s.key, s.version_id, s.etag, s.size_bytes, s.sequencer, s.event_name, s.event_time, s.file_type, a.atlas_id,
+       true, s.sha256_client, case when s.sha256_client is null then 'awaiting' else 'pending' end
+from {staged} s left join unnest({atlases}::text[], {ids}::uuid[]) a (atlas, atlas_id) using (atlas)
+where not exists (select from pg_temp.undecided u where u.bucket = s.bucket and u.key = s.key)
+order by s.key
+"""
+
+# One row for each version that the undecided records speak of, by the record that counts. `effective`: it changes what is
+# known. `leads`: of all that become known now about its key, it is ahead. `behind`: something was known that is ahead of it,
+# and may be gone when this is applied. No version id is empty, so '' can stand for null in joins, which do not know that null
+# equals null. Keys come before buckets where rows are sorted: they differ sooner.
 _DECIDE = """
 create temporary table decided on commit drop as
 with facts as (
@@ -59,7 +81,7 @@ with facts as (
            row_number() over (
                partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc
            ) as place
-    from {staged} s
+    from pg_temp.undecided s
     left join hat.files f
       on f.bucket = s.bucket and f.key = s.key and coalesce(f.version_id, '') = coalesce(s.version_id, '')
     left join hat.removals r
@@ -106,7 +128,7 @@ from won
 # Versions that are staged with two ETags; of the null version each write has its own.
 _TORN = """
 select bucket, key, coalesce(version_id, ''), case when version_id is null then sequencer else '' end as write, min(etag)
-from {staged} where kind = 'created' group by bucket, key, version_id, write having min(etag) <> max(etag)
+from pg_temp.undecided where kind = 'created' group by bucket, key, version_id, write having min(etag) <> max(etag)
 """
 
 _REFUSED = """
@@ -231,7 +253,14 @@ def merge(connection: Connection, staged: sql.Identifier) -> Merged:
     """What was staged becomes the registry, but for what is refused. Inside a transaction, which ends the locks."""
     connection.execute(sql.SQL(_TAKE).format(lock=sql.Literal(_LOCK), staged=staged))
     connection.execute("set local default_statistics_target = 10")  # how many rows there are is what matters
-    operations = _decide(connection, staged)
+    # The registry is looked into by its indexes, also where it seems to be small: others may be filling it just now.
+    connection.execute("set local enable_seqscan = off")
+    atlases = _atlases(connection, staged)
+    entered, left = _enter(connection, staged, atlases)
+    operations = Counter(inserted=entered) if entered else Counter[str]()
+    if not left:
+        return Merged(operations)
+    operations += _decide(connection, atlases, left)
     connection.execute("analyze pg_temp.decided")
     refusals: tuple[Refusal, ...] = ()
     if operations["refused"]:
@@ -242,25 +271,36 @@ def merge(connection: Connection, staged: sql.Identifier) -> Merged:
     return Merged(operations, refusals)
 
 
-def _decide(connection: Connection, staged: sql.Identifier) -> Counter[str]:
-    """Make the table `decided`, and count what was decided."""
+def _atlases(connection: Connection, staged: sql.Identifier) -> _Rows:
+    """Those that are named and there are, with their ids."""
     named = connection.execute(sql.SQL("select distinct atlas from {} where atlas is not null").format(staged)).fetchall()
     wanted = [(atlas, *parse_atlas(atlas)) for (atlas,) in named]
-    atlases = connection.execute(_ATLASES, _columns(wanted, 5)).fetchall()
-    operations = _decided(connection, staged, atlases, [])
-    [(records,)] = connection.execute(sql.SQL("select count(*) from {}").format(staged)).fetchall()
+    return connection.execute(_ATLASES, _columns(wanted, 5)).fetchall()
+
+
+def _enter(connection: Connection, staged: sql.Identifier, atlases: _Rows) -> tuple[int, int]:
+    """Enter what needs no decision; returns how many these are, and how many are left."""
+    # A statement that makes a table takes no parameters.
+    names, ids = (sql.Literal(column) for column in _columns(atlases, 2))
+    left = connection.execute(sql.SQL(_OPEN).format(staged=staged, atlases=names)).rowcount
+    connection.execute("analyze pg_temp.undecided")
+    return connection.execute(sql.SQL(_ENTER).format(staged=staged, atlases=names, ids=ids)).rowcount, left
+
+
+def _decide(connection: Connection, atlases: _Rows, records: int) -> Counter[str]:
+    """Make the table `decided`, and count what was decided."""
+    operations = _decided(connection, atlases, [])
     # Only where a version comes more than once can it come with two ETags.
-    if operations.total() < records and (torn := connection.execute(sql.SQL(_TORN).format(staged=staged)).fetchall()):
+    if operations.total() < records and (torn := connection.execute(_TORN).fetchall()):
         connection.execute("drop table pg_temp.decided")
-        operations = _decided(connection, staged, atlases, torn)
+        operations = _decided(connection, atlases, torn)
     return operations
 
 
-def _decided(connection: Connection, staged: sql.Identifier, atlases: _Rows, torn: _Rows) -> Counter[str]:
+def _decided(connection: Connection, atlases: _Rows, torn: _Rows) -> Counter[str]:
     names = ("atlases", "ids", "in_buckets", "keys", "versions", "writes", "etags")
-    # A statement that makes a table takes no parameters.
     values = [sql.Literal(column) for column in (*_columns(atlases, 2), *_columns(torn, 5))]
-    connection.execute(sql.SQL(_DECIDE).format(staged=staged, **dict(zip(names, values, strict=True))))
+    connection.execute(sql.SQL(_DECIDE).format(**dict(zip(names, values, strict=True))))
     counted = connection.execute("select operation, count(*) from decided group by operation").fetchall()
     return Counter(dict(counted))
 
