@@ -266,9 +266,12 @@ class Stream:
         position = catchup.stream_position(connection)  # before the rules, as a round fixes its end before them
         standing = lanes.standing(connection)
         due = catchup.due(standing, group, self._turns)
+        if due or group != "replay":
+            pipeline.learn(standing.moment, connection)
         if not due:
+            if group != "replay":  # which has no hurry
+                pipeline.prepare()
             return False
-        pipeline.learn(standing.moment, connection)
         try:
             reports, alerted = catchup.catch_up(
                 connection, pipeline, self._settings, owner.epoch, position, standing, due, self._turns
