@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,13 @@ def in_general(line: str) -> re.Pattern[str]:
 
 
 @pytest.mark.timeout(600)
-def test_the_demo_shows_every_event_and_the_row_of_each_registry_as_in_the_readme(tmp_path: Path) -> None:
-    done = tidings("demo", TMPDIR=str(tmp_path))
+def test_the_demo_shows_every_event_and_the_row_of_each_registry_as_in_the_readme() -> None:
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        done = tidings("demo", TMPDIR=folder)
+        assert not list(Path(folder).glob("tidings-demo-*")), "it leaves nothing behind"
     assert done.returncode == 0, done.stdout + done.stderr
     printed = done.stdout.splitlines()
     for table in TABLES:
         assert [line.split(":")[0] for line in printed].count(f"  ← {table}") == 1, done.stdout
     for line in shown():
         assert any(in_general(line).fullmatch(each) for each in printed), f"the README shows {line!r}:\n{done.stdout}"
-    assert not list(tmp_path.glob("tidings-demo-*")), "it leaves nothing behind"
