@@ -33,7 +33,7 @@ _SHARING = (
     *("test_commands", "test_clients", "test_bad_input", "test_operating", "test_unread_rules", "test_configuration_race"),
     *("test_sns_stack", "test_traces", "test_down"),
 )
-"""Files whose tests share the fixture `stack`. It ends behind the last of them, for it takes a tenth of a core while it idles."""
+"""Files whose tests share the fixture `stack`. It ends behind the last of them: idle, it takes a tenth of a core."""
 
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", *_SHARING, "test_kafka_stack", "test_cluster", "test_isolation"),

@@ -100,7 +100,7 @@ def test_a_new_rule_is_told_of_every_object_once_and_of_every_later_change_once(
 
 
 def _reconcile(stack: Running, url: str, again: bool) -> None:
-    """The same bucket through its S3 endpoint, compared with a registry that has missed a part, and `again` by our own tables."""
+    """The same bucket through its S3 endpoint, beside a registry that has missed a part; `again` through our own tables."""
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(small_registry.TABLE.encode())
         database.execute(
