@@ -24,8 +24,9 @@ from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
 
-# The tests start some twenty JVMs, each for a minute or two: the second compiler would cost more than it ever gains.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
+# cost more than they ever gain.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _numbers = count(1)
 
