@@ -8,7 +8,7 @@ BENCH_READY := $(VENV)/.ready-bench
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test chaos cluster bench check clean
+.PHONY: help demo run test pytest chaos cluster bench check clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -31,7 +31,10 @@ demo: $(READY) ## the whole path once, from S3 calls through Spark to Pub/Sub an
 run: $(READY) ## the same stack in the foreground, its data in ./data; Ctrl-C stops it
 	@$(BIN)/tidings up --data data --port $(PORT)
 
-test: $(READY) check ## all checks and tests
+test: $(READY) ## all checks and tests, side by side
+	@$(MAKE) --no-print-directory -j2 check pytest
+
+pytest: $(READY)
 	@$(BIN)/pytest -m "not chaos" -n 2 --dist loadgroup --no-loadscope-reorder
 
 chaos: $(READY) ## the long forms of the fault tests

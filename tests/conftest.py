@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,21 @@ from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
 
-# The tests start some twenty JVMs, each for a minute or two: the second compiler would cost more than it ever gains.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
+# cost more than they ever gain.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _numbers = count(1)
 
+_SHARING = (
+    *("test_commands", "test_clients", "test_bad_input", "test_operating", "test_unread_rules", "test_configuration_race"),
+    *("test_sns_stack", "test_traces", "test_down"),
+)
+"""Files whose tests share the fixture `stack`. It ends behind the last of them: idle, it takes a tenth of a core."""
+
 _STACKS = (
-    *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_operating"),
-    *("test_kafka_stack", "test_sns_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_traces"),
-    *("test_isolation", "test_catalog_stack", "test_faults", "test_backfill_stack", "test_demo", "test_up_consumers"),
-    *("test_sick_redis", "test_down"),
+    *("test_kill", "test_log_lines", "test_second_stream", *_SHARING, "test_kafka_stack", "test_cluster", "test_isolation"),
+    *("test_catalog_stack", "test_faults", "test_backfill_stack", "test_demo", "test_up_consumers", "test_sick_redis"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
 them in another. The last ones look at the clock, when the other process is through."""
@@ -227,8 +232,17 @@ def _without_kafka(environment: dict[str, str]) -> dict[str, str]:
     )
 
 
+_shared = ExitStack()
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One stack for every test that breaks nothing."""
-    with running_stack(tmp_path_factory.mktemp("stack")) as running:
-        yield running
+    yield _shared.enter_context(running_stack(tmp_path_factory.mktemp("stack")))
+    _shared.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if item.path.stem in _SHARING and (nextitem is None or nextitem.path.stem not in _SHARING):
+        _shared.close()

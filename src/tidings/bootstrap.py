@@ -1,4 +1,7 @@
-"""The one place where settings become real things: connections, a session, a stream."""
+"""The one place where settings become real things: connections, a session, a stream.
+
+Most commands need a connection alone. What needs Spark is imported where it is used: with pandas and Arrow that takes a second.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 from psycopg import Connection
-from pyspark.sql import SparkSession
 
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
-from tidings.consumers.files.loading import Loaded
-from tidings.consumers.files.loading import load as load_notifications
-from tidings.consumers.inventory import export
-from tidings.consumers.inventory.job import Inventory
-from tidings.consumers.uploads import job as uploads
-from tidings.consumers.uploads.consuming import Tally
+from tidings.db.connecting import connect_once
 from tidings.db.pool import Pool, make_pool
-from tidings.delivery import archive, plan, session
-from tidings.delivery.figures import Figures
-from tidings.delivery.figures import serve as serve_figures
-from tidings.delivery.ownership import Owner
-from tidings.delivery.pipeline import Pipeline
-from tidings.delivery.progress import Progress, told
-from tidings.delivery.reports import Report
-from tidings.delivery.stream import Stream
 from tidings.errors import CallerError, OperatorError
 from tidings.rules import catalog_subscriptions
 from tidings.rules.backfills import Backfill
@@ -53,6 +42,18 @@ from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
 from tidings.telemetry import SEND_SECONDS
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidings.consumers.files.loading import Loaded
+    from tidings.consumers.inventory.job import Inventory
+    from tidings.consumers.uploads.consuming import Tally
+    from tidings.delivery import plan
+    from tidings.delivery.ownership import Owner
+    from tidings.delivery.progress import Progress
+    from tidings.delivery.reports import Report
+    from tidings.delivery.stream import Stream
+
 T = TypeVar("T")
 
 ChangeRules = Callable[[Sequence[Rule]], list[Rule]]
@@ -63,11 +64,7 @@ _SMALL_MEMORY = "512m"
 
 def connect(settings: Settings) -> Connection:
     """One connection for a command."""
-    try:
-        return psycopg.connect(settings.database_url, connect_timeout=5)
-    except psycopg.OperationalError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise OperatorError(f"The database does not answer: {reason}. Check TIDINGS_DATABASE__URL.") from None
+    return connect_once(settings.database_url)
 
 
 def check_tables(connection: Connection) -> None:
@@ -80,10 +77,17 @@ def check_tables(connection: Connection) -> None:
 
 def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None], started: Callable[[Owner], None]) -> None:
     """Start Spark, warm it up, and run the stream until `stop` is called on what `made` was given."""
+    from tidings.delivery import session
+    from tidings.delivery.figures import Figures
+    from tidings.delivery.figures import serve as serve_figures
+    from tidings.delivery.pipeline import Pipeline
+    from tidings.delivery.stream import Stream
+
+    session.check_java()
+    with connect(settings) as connection:  # who has made a mistake is told before Spark has started
+        check_tables(connection)
     spark = session.start(settings)
     try:
-        with connect(settings) as connection:
-            check_tables(connection)
         Pipeline(spark, settings).warm_up()
         figures = Figures()
         if settings.delivery.metrics_port:
@@ -104,23 +108,30 @@ def _stop(spark: SparkSession, settings: Settings) -> None:
 
 def consume_uploads(settings: Settings, once: bool, stop: threading.Event) -> Tally:
     """Start Spark with a slot for each receiver, and keep the upload registry until `stop`, or once."""
+    from tidings.consumers.uploads import job
+    from tidings.delivery import session
+
     with connect(settings) as connection:
         check_tables(connection)
     spark = session.start(settings, on_top=settings.uploads.receivers - 1)
     try:
-        return uploads.run(spark, settings, once, stop)
+        return job.run(spark, settings, once, stop)
     finally:
         _stop(spark, settings)
 
 
 def plan_rule(settings: Settings, draft: Draft, pieces: Sequence[str], progress: Progress | None) -> plan.Found:
     """Try a rule on the history."""
+    from tidings.delivery import plan
+
     literal = settings.bucket_eventing.dialect.literal_filters
     return with_small_spark(settings, lambda spark: plan.run(spark, draft, pieces, progress, literal))
 
 
 def with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
     """Run one job with a Spark of its own, small enough to have room beside a stream."""
+    from tidings.delivery import session
+
     small = settings.spark.model_copy(update={"driver_memory": _SMALL_MEMORY})
     with session.hushed():
         spark = session.aside(lambda: session.start(settings.model_copy(update={"spark": small}), on_top=0))
@@ -132,6 +143,8 @@ def with_small_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T
 
 def redrive_archive(settings: Settings, range_: int, progress: Progress | None) -> int:
     """Send an archived range again, with a Spark of its own; returns how many messages were taken."""
+    from tidings.delivery import archive
+
     with connect(settings) as connection:
         found = archive.sendable(connection, range_)
         report = with_small_spark(settings, lambda spark: _told(spark, progress, connection, settings, range_))
@@ -149,12 +162,18 @@ def redrive_archive(settings: Settings, range_: int, progress: Progress | None) 
 
 
 def _told(spark: SparkSession, progress: Progress | None, connection: Connection, settings: Settings, range_: int) -> Report:
+    from tidings.delivery import archive
+    from tidings.delivery.progress import told
+
     with told(spark, "send an archived range", progress) if progress else nullcontext():
         return archive.send(connection, spark, settings, range_)
 
 
 def consume_inventory(settings: Settings, once: bool, accept_loss: bool, made: Callable[[Inventory], None]) -> Counter[str]:
     """Start Spark and keep the inventory until `stop` is called on what `made` was given; returns what was counted."""
+    from tidings.consumers.inventory.job import Inventory
+    from tidings.delivery import session
+
     with connect(settings) as connection:
         check_tables(connection)
     spark = session.start(settings, on_top=0)
@@ -169,6 +188,8 @@ def consume_inventory(settings: Settings, once: bool, accept_loss: bool, made: C
 
 def export_inventory(settings: Settings, folder: str) -> int:
     """Write a copy as Parquet with a Spark of its own; returns how many versions there are."""
+    from tidings.consumers.inventory import export
+
     with connect(settings) as connection:
         check_tables(connection)
     return with_small_spark(settings, lambda spark: export.export(spark, settings, folder))
@@ -176,9 +197,11 @@ def export_inventory(settings: Settings, folder: str) -> int:
 
 def load_files(settings: Settings, path: str, progress: Callable[[str], None]) -> Loaded:
     """Start Spark for one load into the file registry."""
+    from tidings.consumers.files.loading import load
+
     with connect(settings) as connection:
         check_tables(connection)
-    return with_small_spark(settings, lambda spark: load_notifications(spark.read.text(path), settings, progress))
+    return with_small_spark(settings, lambda spark: load(spark.read.text(path), settings, progress))
 
 
 def empty_bucket(settings: Settings, project: str, bucket: str, progress: Callable[[int], None]) -> int:

@@ -30,7 +30,7 @@ from waiting import until
 
 WRITES_A_SECOND = 200
 THREADS = 10
-SHORT_WRITES_A_SECOND = 50
+SHORT_WRITES_A_SECOND = 25
 SHORT: tuple[tuple[str, Trouble], ...] = (("kafka", "down"), ("webhook", "hang"), ("pubsub", "refuse"), ("queue", "flap"))
 BEHIND_SECONDS = 60
 LIVE_SECONDS = 180

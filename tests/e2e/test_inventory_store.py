@@ -34,7 +34,7 @@ from tidings.rules.model import Rule
 
 BUCKETS = ("never-versioned", "one", "two")
 KEYS = ("a", "a/b", 'ß "odd" key', "z")
-WRITERS, STEPS = 4, 80
+WRITERS, STEPS, MANY = 4, 40, 200
 
 
 @pytest.fixture
@@ -50,10 +50,17 @@ async def want_all(server: Server, bucket: str) -> None:
         await table.replace(connection, server.project, bucket, [rule])
 
 
-def write(server: Server, seed: int) -> None:
+@pytest.fixture(params=[STEPS, pytest.param(MANY, marks=pytest.mark.chaos)])
+def steps(request: pytest.FixtureRequest) -> int:
+    """Of each writer."""
+    number: int = request.param
+    return number
+
+
+def write(server: Server, seed: int, steps: int) -> None:
     """Somebody who does not know of the others: what is gone meanwhile is no failure."""
     draw, s3 = random.Random(seed), server.client(signature_version="s3v4")
-    for _ in range(STEPS):
+    for _ in range(steps):
         place = {"Bucket": draw.choice(BUCKETS), "Key": draw.choice(KEYS)}
         with suppress(ClientError):
             step(draw, s3, place)
@@ -108,13 +115,13 @@ def notifications(spark: SparkSession, database: psycopg.Connection) -> list[tup
     ]
 
 
-def written(server: Server) -> None:
+def written(server: Server, steps: int) -> None:
     s3 = server.client()
     for bucket in BUCKETS:
         s3.create_bucket(Bucket=bucket)
         asyncio.run(want_all(server, bucket))
     with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(lambda seed: write(server, seed), range(WRITERS)))
+        list(pool.map(lambda seed: write(server, seed, steps), range(WRITERS)))
 
 
 def told(database: psycopg.Connection, sent: list[tuple[bytes, str]]) -> None:
@@ -133,9 +140,9 @@ def known(database: psycopg.Connection, bucket: str) -> list[tuple[Any, ...]]:
 
 
 def test_what_the_notifications_tell_is_what_the_store_lists(
-    spark: SparkSession, spark_database: psycopg.Connection, server: Server
+    spark: SparkSession, spark_database: psycopg.Connection, server: Server, steps: int
 ) -> None:
-    written(server)
+    written(server, steps)
     sent = notifications(spark, spark_database)
     sent += random.Random(1).choices(sent, k=len(sent) // 4)
     random.Random(2).shuffle(sent)
@@ -147,9 +154,9 @@ def test_what_the_notifications_tell_is_what_the_store_lists(
 
 
 def test_what_was_withheld_is_repaired_to_what_the_store_lists_however_it_is_listed(
-    spark: SparkSession, spark_database: psycopg.Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, spark_database: psycopg.Connection, server: Server, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    written(server)
+    written(server, steps)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret)
     registry = reconcile.load("inventory", settings.load())

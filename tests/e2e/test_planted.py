@@ -84,7 +84,7 @@ def test_a_planted_mistake_turns_the_fault_tests_red(name: str, tmp_path: Path, 
     mistake = MISTAKES[name]
     planted = plant(mistake, tmp_path / "src")
     file, test = mistake.test
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(planted), str(ROOT)]), "SEED": SEED}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(planted), str(ROOT)]), "SEED": SEED, "KILLS": "3"}
     command = [sys.executable, "-m", "pytest", file, "-k", f"{test} and not chaos", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-m", "not chaos", "--basetemp", str(tmp_path / "run")],

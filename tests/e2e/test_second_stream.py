@@ -114,7 +114,7 @@ def test_a_second_stream_waits_takes_over_from_a_silent_one_and_gives_way_again(
         send_events(stack, collector, BUCKET)
         url = stack.ready["database"]
         watch = Watch(url)
-        with watch.watching(), Writers(stack.ready, [BUCKET], seed).writing() as writers:
+        with watch.watching(), Writers(stack.ready, [BUCKET], seed, pace=0.3).writing() as writers:  # two streams have to start
             second = Second(stack, tmp_path)
             try:
                 _play(stack, second, watch, collector, say)

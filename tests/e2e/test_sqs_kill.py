@@ -71,6 +71,7 @@ def test_what_was_acknowledged_survives_kills_of_the_database_and_of_the_api(tmp
                     try:
                         client.send_message(QueueUrl=url, MessageBody=body)
                         acknowledged.append(body)
+                        over.wait(0.05)
                     except FAILURES:
                         time.sleep(0.1)
 

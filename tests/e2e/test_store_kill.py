@@ -2,7 +2,7 @@
 
 Afterwards every listed version is readable with its checksum. The changes, followed in their order, lead to exactly the
 versions that are there: none is without a change, and no change is without what it speaks of. What a client was told is
-done has its change. No orphan survives a sweep. The short form has 5 kills; `make chaos` does 30.
+done has its change. No orphan survives a sweep. The short form has 3 kills; `make chaos` does 30.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def no_orphan_survives(server: Server, settings: dict[str, str]) -> int:
 
 @pytest.mark.timeout(300)
 def test_what_is_there_after_a_kill_is_whole(server: Server, say: Say) -> None:
-    run(server, say, kills=5)
+    run(server, say, kills=3)
 
 
 @pytest.mark.chaos

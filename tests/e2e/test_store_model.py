@@ -1,7 +1,8 @@
 """The store over HTTP beside a model in memory: after every step listings, versions, contents and changes agree.
 
 All listings of all buckets are compared after each step, and all changes. A version is read after the step that made it
-or moved it to another place, the others in turn, and every 25 steps all of them.
+or moved it to another place, the others in turn, and every 25 steps all of them. The short form has 500 steps, `make chaos`
+goes 2,000.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from store_model import Asked, Model, Version, md5_hex
 from tidings.events.names import MULTIPART
 from tidings.local.postgres import Postgres
 
-STEPS = int(os.environ.get("STORE_STEPS", "2000"))
+STEPS, MANY = int(os.environ.get("STORE_STEPS", "500")), 2_000
 STEPS_IN_A_RUN = 50
 READ_ALL_EVERY = 25
 PAGES_EVERY = 5
@@ -413,8 +414,9 @@ def _quoted(key: str) -> str:
     return key.replace(" ", "%20").replace("ü", "%C3%BC")
 
 
-@pytest.mark.timeout(max(600, STEPS))
-def test_the_store_is_what_the_model_says(server: Server, say: Say) -> None:
+@pytest.mark.timeout(max(600, STEPS, MANY))
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY, marks=pytest.mark.chaos)])
+def test_the_store_is_what_the_model_says(server: Server, say: Say, steps: int) -> None:
     began = time.monotonic()
 
     class OverThisServer(Store):
@@ -422,11 +424,11 @@ def test_the_store_is_what_the_model_says(server: Server, say: Say) -> None:
 
     OverThisServer.server = server
     OverThisServer.s3 = server.client()
-    while OverThisServer.compared < STEPS:  # hypothesis ends some runs early
+    while OverThisServer.compared < steps:  # hypothesis ends some runs early
         run_state_machine_as_test(
             OverThisServer,
             settings=settings(
-                max_examples=math.ceil((STEPS - OverThisServer.compared) / STEPS_IN_A_RUN),
+                max_examples=math.ceil((steps - OverThisServer.compared) / STEPS_IN_A_RUN),
                 stateful_step_count=STEPS_IN_A_RUN,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -311,9 +311,10 @@ def short(event: dict[str, Any]) -> tuple[Any, ...]:
     return (kind, *hashes) if kind == "COMMIT" else (kind, event["reference"]["name"], *hashes)
 
 
+@pytest.mark.parametrize("runs", [7, pytest.param(28, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("most_lines", [16, 2])
 def test_the_catalog_does_what_the_model_does(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, say: Say, most_lines: int
+    database_url: str, monkeypatch: pytest.MonkeyPatch, say: Say, most_lines: int, runs: int
 ) -> None:
     """Also with few lines, so that what is there is copied often."""
     monkeypatch.setattr(points, "MOST_LINES", most_lines)
@@ -323,7 +324,7 @@ def test_the_catalog_does_what_the_model_does(
         run_state_machine_as_test(
             machine(opened, seen),
             settings=settings(
-                max_examples=14,
+                max_examples=runs,
                 stateful_step_count=40,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

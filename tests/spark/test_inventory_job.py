@@ -47,16 +47,19 @@ def topic(brokers: kafka.Running) -> str:
 def known(
     spark: SparkSession, spark_database: psycopg.Connection, brokers: kafka.Running, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
-    """The settings, which Spark's workers have too, with the brokers as the cluster `local`."""
+    """The settings, with the brokers as the cluster `local`.
+
+    Spark's workers have them without the topic: they would be others for each test, and so would the workers be, all of which
+    take seconds to start.
+    """
     assert spark_database
     before = dict(spark.sparkContext.environment)
     monkeypatch.setenv("TIDINGS_KAFKA__CLUSTERS", json.dumps({"local": {"bootstrap": brokers.bootstrap}}))
+    shipping.ship_settings(spark, settings_module.load())
     monkeypatch.setenv("TIDINGS_INVENTORY__TOPICS", json.dumps([topic]))
     monkeypatch.setenv("TIDINGS_INVENTORY__MAX_ROWS", "100")
-    loaded = settings_module.load()
-    shipping.ship_settings(spark, loaded)
     spark.dataSource.register(KafkaSource)
-    yield loaded
+    yield settings_module.load()
     spark.sparkContext.environment.update(before)
 
 

@@ -18,9 +18,9 @@ def database() -> Iterator[Connection]:
     """A connection for one command."""
     from psycopg.errors import UndefinedTable
 
-    from tidings import bootstrap
+    from tidings.db.connecting import connect_once
 
-    with bootstrap.connect(settings_module.load()) as connection:
+    with connect_once(settings_module.load().database_url) as connection:
         try:
             yield connection
         except UndefinedTable:
