@@ -151,9 +151,7 @@ class _Loading:
                 event = read(text)
                 assert isinstance(event, Event)
                 for record in event.records:
-                    *_, bucket, key, version, sequencer, etag, size, name, at, kind, atlas, sha256 = row(
-                        record, record.sha256, False
-                    )
+                    *_, bucket, key, version, sequencer, etag, size, name, at, kind, atlas, sha256 = row(record, record.sha256)
                     said = (bucket, key, version, sequencer, etag, size, name, at, kind, sha256, atlases.get(atlas))
                     connection.execute(_UPSERT, said)
             seconds = time.perf_counter() - began

@@ -88,6 +88,15 @@ def h5ad(**uns: str) -> bytes:
     return out.getvalue()
 
 
+def odd_h5ad() -> bytes:
+    """Its DOI is of a type that numpy does not know."""
+    out = io.BytesIO()
+    with h5py.File(out, "w") as file:
+        group = file.require_group("uns")
+        h5py.h5d.create(group.id, b"doi", h5py.h5t.UNIX_D32LE, h5py.h5s.create(h5py.h5s.SCALAR))
+    return out.getvalue()
+
+
 def validate(database: psycopg.Connection, store: Server, again: bool = False) -> dict[str, int]:
     settings = FilesSettings(s3_endpoint=store.endpoint, s3_access_key_id=store.access_key_id, s3_secret=store.secret)
     return dict(validating.validate(database, Objects(settings), again, 4))
@@ -126,12 +135,44 @@ def test_one_that_is_awaited_is_found_by_validation(
     assert rows(database, "sha256_client", "integrity_status") == [(hashlib.sha256(b"second").hexdigest(), "valid")]
 
 
+def events_without_metadata_get_the_same_answers(
+    strict: Webhook, topic: Topic, store: Server, database: psycopg.Connection
+) -> None:
+    """As AWS sends them. By the time that somebody asks, the object may be gone or be another: that is no missing SHA-256."""
+    key = f"{FOLDER}/again.h5ad"
+    first, second = put(store, key, b"first"), put(store, key, b"second")
+    assert strict.post(topic.message(event(second))).body["inserted"] == 1
+    stale = strict.post(topic.message(event(first)))
+    assert (stale.status, stale.body) == (200, {"status": "processed", "stale": 1})
+    store.client().put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
+    over = store.client().put_object(Bucket=BUCKET, Key=key, Body=b"over it", Metadata={"source-sha256": "ab" * 32})
+    version, etag = over["VersionId"], over["ETag"].strip('"')
+    database.execute("truncate hat.files")
+    # The null version lies below a real one by now.
+    assert strict.post(topic.message(event(second))).body["inserted"] == 1
+    assert rows(database, "sha256_client") == [(hashlib.sha256(b"second").hexdigest(),)]
+    of_version = record(key, sha256=None, version=version, etag=etag, sequencer=next(_numbers))
+    assert strict.post(topic.message(event(of_version))).body["inserted"] == 1
+    twice = strict.post(topic.message(event(of_version)))
+    assert (twice.status, twice.body) == (200, {"status": "processed", "updated": 1})
+    other = strict.post(topic.message(event(record(key, sha256=None, version=version, etag="1" * 32))))
+    assert (other.status, other.error[:22]) == (500, "ETag mismatch detected")
+    store.client().delete_object(Bucket=BUCKET, Key=key, VersionId=version)
+    removed = record(key, version=version, event="ObjectRemoved:Delete", sequencer=next(_numbers))
+    assert strict.post(topic.message(event(removed))).body["removed"] == 1
+    late = strict.post(topic.message(event(of_version)))
+    assert (late.status, late.body) == (200, {"status": "processed", "stale": 1})
+    store.client().put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Suspended"})
+    database.execute("truncate hat.files, hat.removals")
+
+
 def test_without_the_setting_a_file_without_sha256_is_refused_and_a_store_that_is_away_is_tried_again(
     topic: Topic, store: Server, database: psycopg.Connection, database_url: str, tmp_path: Path
 ) -> None:
     with files_webhook(database_url, tmp_path, topic.url, **reading(store)) as strict:
         answer = strict.post(topic.message(event(put(store, f"{FOLDER}/a.h5ad", b"abc", None))))
         assert (answer.status, answer.error[:27]) == (400, "SHA256 metadata is required")
+        events_without_metadata_get_the_same_answers(strict, topic, store, database)
     away = {**reading(store), "TIDINGS_FILES__S3_ENDPOINT": "http://127.0.0.1:1"}
     with files_webhook(database_url, tmp_path, topic.url, **away) as cut_off:
         answer = cut_off.post(topic.message(event(put(store, f"{FOLDER}/b.h5ad", b"abc"))))
@@ -146,6 +187,7 @@ def test_validation_compares_digests_and_links_source_studies(
     integrated = "gut/gut-v1/integrated-objects/i.h5ad"
     records = [
         put(store, f"{FOLDER}/broken.h5ad", b"not HDF5"),
+        put(store, f"{FOLDER}/odd.h5ad", odd_h5ad()),
         put(store, f"{FOLDER}/invalid.h5ad", b"other bytes", "ab" * 32),
         put(store, f"{FOLDER}/known.h5ad", h5ad(doi="https://doi.org/10.1234/KNOWN")),
         put(store, f"{FOLDER}/large.bin", b"x" * 3_000_000),
@@ -153,11 +195,11 @@ def test_validation_compares_digests_and_links_source_studies(
         put(store, integrated, h5ad(doi="10.1234/known")),
         put(store, f"{FOLDER}/gone.h5ad", b"gone"),
     ]
-    assert webhook.post(topic.message(event(*records))).body["inserted"] == 7
+    assert webhook.post(topic.message(event(*records))).body["inserted"] == 8
     store.client().delete_object(Bucket=BUCKET, Key=f"{FOLDER}/gone.h5ad")
     status, done = command(database_url, store)
     assert status == 1, "something is wrong with some of them"
-    assert done == {"files": 7, "valid": 5, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1}
+    assert done == {"files": 8, "valid": 6, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1}
     found = {key.rpartition("/")[2]: rest for key, *rest in rows(database, "key", "integrity_status", "source_study_id")}
     assert found == {
         "broken.h5ad": ["valid", None],
@@ -166,6 +208,7 @@ def test_validation_compares_digests_and_links_source_studies(
         "invalid.h5ad": ["invalid", None],
         "known.h5ad": ["valid", study],
         "large.bin": ["valid", None],
+        "odd.h5ad": ["valid", None],
         "unknown.h5ad": ["valid", None],
     }
     assert database.execute("select from hat.files where integrity_checked_at is null").rowcount == 0

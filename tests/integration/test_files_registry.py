@@ -74,7 +74,7 @@ def record(kind: str, key: str, version: str | None, sequencer: str, etag: str |
 
 def merge(database: psycopg.Connection, records: Sequence[Record]) -> registry.Merged:
     with database.transaction():
-        return registry.merge_rows(database, [row(each, each.sha256, False) for each in records])
+        return registry.merge_rows(database, [row(each, each.sha256) for each in records], awaits=False)
 
 
 def emptied(database: psycopg.Connection) -> None:
@@ -169,7 +169,7 @@ def test_a_sha256_that_was_awaited_is_taken_when_it_comes(registry_url: str) -> 
         emptied(database)
         one = record(CREATED, KEYS[0], "v1", "5".zfill(32))
         with database.transaction():
-            registry.merge_rows(database, [row(one, None, True)])
+            registry.merge_rows(database, [row(one, None)], awaits=True)
         assert database.execute("select sha256_client, integrity_status from hat.files").fetchall() == [(None, "awaiting")]
         assert merge(database, [one]).operations == {"updated": 1}
         assert database.execute("select sha256_client, integrity_status, is_latest from hat.files").fetchall() == [

@@ -56,7 +56,7 @@ def test_a_load_gives_what_single_notifications_give_and_can_be_repeated(
     for start in range(0, len(singles), 997):
         some = [each for one in singles[start : start + 997] if isinstance(one, Event) for each in one.records]
         with spark_database.transaction():
-            registry.merge_rows(spark_database, [row(each, each.sha256, False) for each in some])
+            registry.merge_rows(spark_database, [row(each, each.sha256) for each in some], awaits=False)
     assert everything(spark_database) == found
     latest = spark_database.execute("select count(*), count(distinct key) from hat.files where is_latest").fetchone()
     assert latest == (NUMBER, NUMBER)

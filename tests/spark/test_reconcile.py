@@ -89,6 +89,7 @@ def test_files_whose_events_were_withheld_are_repaired_with_the_right_one_as_the
     spark: SparkSession, spark_database: psycopg.Connection, writer: writers.Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDINGS_FILES__MISSING_SHA256", "await")
+    monkeypatch.setenv("TIDINGS_FILES__S3_BUCKETS", f'["{writer.bucket}"]')
     draw = random.Random(7)
     keys = [f"gut/gut-v1/source-datasets/{number}.h5ad" for number in range(8)]
 
@@ -121,7 +122,7 @@ def test_files_whose_events_were_withheld_are_repaired_with_the_right_one_as_the
         if change["key"] in keys and draw.random() < 0.5
     ]
     with spark_database.transaction():
-        merge_rows(spark_database, [row(record, "ab" * 32, awaits=False) for record in records])
+        merge_rows(spark_database, [row(record, "ab" * 32) for record in records], awaits=False)
     spark_database.execute("update hat.files set integrity_status = 'valid'")
     with psycopg.connect(writer.url) as connection:
         listing = Ours.of(connection, writer.project, writer.bucket)

@@ -5,13 +5,13 @@ A range is (after, upto]: ranges that follow each other list every key once, wha
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from string import ascii_letters, digits
 from typing import Any, LiteralString, NamedTuple, Protocol
+from xml.etree import ElementTree
 
 import pyarrow as pa
 from psycopg import Connection, sql
@@ -225,16 +225,24 @@ class Elsewhere:
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, StartAfter=part.after):
                 yield [_version(each, latest=True) for each in page.get("Contents", ())]
             return
+        kinds: list[str] = []
+
+        def seen(http_response: Any, **_: Any) -> None:
+            kinds[:] = [each.tag.rpartition("}")[2] for each in ElementTree.fromstring(http_response.content)]
+
+        # Of each key the newest comes first, but boto3 takes versions and markers apart, and times may be equal.
+        client.meta.events.register("after-call.s3.ListObjectVersions", seen)
         listed = 0
         # A key marker without a version leads behind the key, as `after` does; an empty one is none.
         start = {"KeyMarker": part.after} if part.after else {}
         for page in client.get_paginator("list_object_versions").paginate(Bucket=self.bucket, **start):
-            objects = (_version(each) for each in page.get("Versions", ()))
-            deleted = (_version(each, marker=True) for each in page.get("DeleteMarkers", ()) if markers)
-            # Of each key the newest comes first, but boto3 has taken markers and versions apart. Times may be equal, or not
-            # quite in order: within each kind the order is the store's.
-            rows = list(heapq.merge(objects, deleted, key=_by_age))
-            yield [{**row, "place": -place} for place, row in enumerate(rows, listed)]
+            found = {
+                "Version": (_version(each) for each in page.get("Versions", ())),
+                "DeleteMarker": (_version(each, marker=True) for each in page.get("DeleteMarkers", ())),
+            }
+            rows = [next(found[kind]) for kind in kinds if kind in found]
+            placed = [{**row, "place": -place} for place, row in enumerate(rows, listed)]
+            yield [row for row in placed if markers or not row["delete_marker"]]
             listed += len(rows)
 
 
@@ -243,10 +251,6 @@ def points(folders: Sequence[str], prefix: str, wanted: int) -> list[str]:
     found = {*folders, *((prefix + letter for letter in digits + ascii_letters) if len(folders) < wanted else ())}
     ordered = sorted(found)
     return ordered[:: max(1, len(ordered) // wanted)]
-
-
-def _by_age(row: dict[str, Any]) -> tuple[str, bool, float]:
-    return row["key"], not row["latest"], -row["modified_at"].timestamp()
 
 
 def _version(found: dict[str, Any], latest: bool = False, marker: bool = False) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import time
 from collections import OrderedDict
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.x509.oid import NameOID
 
+from tidings.events import strict_json
 from tidings.events.regions import host_of
 from tidings.topics.envelope import NOTIFICATION, SIGNED, signed_text
 
@@ -32,7 +32,6 @@ MAX_BYTES = 1024 * 1024
 """256 KiB of text, in which every character may be written as several."""
 MAX_CERTIFICATE = 64 * 1024
 FETCH_SECONDS = 3.0
-_MAX_DEPTH = 32
 _WINDOW = timedelta(hours=1)
 _SKEW = timedelta(minutes=15)
 _DAY = 86_400.0
@@ -104,6 +103,7 @@ class Verifier:
         topic = message["TopicArn"]
         if topic not in self._topics:
             raise Unwanted(f"the topic {topic[:300]!r} is not one of ours")
+        _check_form(message)
         self._check_time(message["Timestamp"])
         base = self._base(message["SigningCertURL"], topic)
         subscribe_url = None if type_ == NOTIFICATION else self._subscribe_url(message, base)
@@ -203,47 +203,33 @@ def _check_signature(certificate: x509.Certificate, message: Mapping[str, str]) 
         raise Forged("the signature is not that of this message") from None
 
 
+def _check_form(message: Mapping[str, Any]) -> None:
+    """What says how it is signed."""
+    for name in _OF_SIGNATURE:
+        if not isinstance(message.get(name), str):
+            raise Forged(f"{name} is missing, or is not text")
+    if message["SignatureVersion"] not in _HASHES:
+        raise Forged(f"the SignatureVersion {message['SignatureVersion'][:100]!r} is neither 1 nor 2")
+
+
 def _read(body: bytes) -> dict[str, Any]:
-    """The message's fields. Those that are signed, or say how, are text; what else there is counts for nothing."""
+    """The message's fields. Those that are signed are text; what else there is counts for nothing."""
     if len(body) > MAX_BYTES:
         raise Malformed(f"the message has more than {MAX_BYTES} bytes")
     try:
-        message = json.loads(body.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        message = strict_json.read(body.decode())
+    except ValueError as error:
         raise Malformed(f"the message is not JSON as we take it: {str(error)[:200]}") from None
-    if not isinstance(message, dict) or _depth(message) > _MAX_DEPTH:
-        raise Malformed("the message is not a JSON object, or too deep")
+    if not isinstance(message, dict):
+        raise Malformed("the message is not a JSON object")
     type_ = message.get("Type")
     if not isinstance(type_, str) or type_ not in SIGNED:
         raise Malformed(f"the Type {str(type_)[:100]!r} is not one of {', '.join(SIGNED)}")
-    for name in (*SIGNED[type_], *_OF_SIGNATURE):
+    for name in SIGNED[type_]:
         if name == "Subject" and name not in message:
             continue
         if not isinstance(message.get(name), str):
-            kind = Forged if name in _OF_SIGNATURE else Malformed
-            raise kind(f"{name} is missing, or is not text")
-    if message["SignatureVersion"] not in _HASHES:
-        raise Forged(f"the SignatureVersion {message['SignatureVersion'][:100]!r} is neither 1 nor 2")
+            raise Malformed(f"{name} is missing, or is not text")
     if not _UUID.fullmatch(message["MessageId"]):
         raise Malformed("the MessageId is not a UUID")
     return message
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inner = [each for each in level if isinstance(each, dict | list)]
-        level = [child for each in inner for child in (each.values() if isinstance(each, dict) else each)]
-    return depth

@@ -69,10 +69,10 @@ def load(notifications: DataFrame, settings: Settings, progress: Progress = lamb
     with _tables(settings.database_url) as tables:
         began = time.perf_counter()
         progress("reading and copying")
-        work = partial(_copied, may=may, awaits=settings.files.missing_sha256 == "await", tables=tables)
+        work = partial(_copied, may=may, tables=tables)
         reports = notifications.mapInArrow(work, _READ).collect()
         copied = time.perf_counter()
-        merged = _merged(settings.database_url, tables, progress)
+        merged = _merged(settings, tables, progress)
         operations = sum((each.operations for each in merged), Counter[str]())
         words = [word for report in reports for word in report.words]
         words += [str(refusal) for each in merged for refusal in each.refusals]
@@ -112,10 +112,10 @@ def _drop(connection: registry.Connection, tables: tuple[str, ...]) -> None:
         connection.execute(sql.SQL("drop table if exists {}").format(sql.Identifier("hat", table)))
 
 
-def _copied(batches: Iterator[pa.RecordBatch], may: Allowed, awaits: bool, tables: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def _copied(batches: Iterator[pa.RecordBatch], may: Allowed, tables: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """In a worker. A task that is tried again copies some rows twice, which makes no difference to the merge."""
     url = settings_module.load().database_url
-    reading = _Reading(may, awaits, len(tables))
+    reading = _Reading(may, len(tables))
     with psycopg.connect(noticing(url), autocommit=True, application_name="tidings-files-load") as connection:
         for batch in batches:
             reading.read(batch.column(0))
@@ -132,9 +132,8 @@ def _copied(batches: Iterator[pa.RecordBatch], may: Allowed, awaits: bool, table
 class _Reading:
     """Notifications become rows, by table; what is refused is counted, and some of it told."""
 
-    def __init__(self, may: Allowed, awaits: bool, parts: int) -> None:
+    def __init__(self, may: Allowed, parts: int) -> None:
         self._may = may
-        self._awaits = awaits
         self.rows: list[list[Row]] = [[] for _ in range(parts)]
         self.held = self.notifications = self.records = self.refused = 0
         self.words: list[str] = []
@@ -167,7 +166,7 @@ class _Reading:
         if not isinstance(event, Event):
             return []
         self._may.check_buckets(event.buckets)
-        return [row(record, record.sha256, self._awaits) for record in event.records]
+        return [row(record, record.sha256) for record in event.records]
 
 
 def _copy(connection: registry.Connection, tables: tuple[str, ...], reading: _Reading) -> None:
@@ -187,15 +186,16 @@ def _line(row: Row) -> str:
     return "\t".join(["\\N" if value is None else value if value.__class__ is str else str(value) for value in row]) + "\n"
 
 
-def _merged(url: str, tables: tuple[str, ...], progress: Progress) -> list[registry.Merged]:
+def _merged(settings: Settings, tables: tuple[str, ...], progress: Progress) -> list[registry.Merged]:
+    url, awaits = noticing(settings.database_url), settings.files.missing_sha256 == "await"
     done: list[registry.Merged] = []
 
     def merge(table: str) -> None:
         name = sql.Identifier("hat", table)
-        with psycopg.connect(noticing(url), application_name="tidings-files-load") as connection:
+        with psycopg.connect(url, application_name="tidings-files-load") as connection:
             connection.execute(sql.SQL("analyze {}").format(name))
             connection.execute(f"set local work_mem = '{_WORK_MEM}'".encode())
-            done.append(registry.merge(connection, name))
+            done.append(registry.merge(connection, name, awaits))
         progress(f"merging: {len(done)} of {len(tables)} parts")
 
     with ThreadPoolExecutor(min(_MERGERS, os.cpu_count() or 1)) as threads:

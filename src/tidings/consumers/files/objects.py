@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,16 +42,11 @@ class Objects:
 
     def metadata(self, bucket: str, key: str, version_id: str | None, etag: str) -> Mapping[str, str]:
         """The user's metadata of just this object: one with another ETag is another one, whose event is still to come."""
-        with _said():
-            answer = self._client.head_object(**_named(bucket, key, version_id))
-        if answer["ETag"].strip('"') != etag:
-            raise Gone(f"{bucket}/{key} has another ETag by now")
-        found: Mapping[str, str] = answer["Metadata"]
+        found: Mapping[str, str] = _asked(self._client.head_object, bucket, key, version_id, etag)["Metadata"]
         return found
 
     def body(self, bucket: str, key: str, version_id: str | None, etag: str) -> Body:
-        with _said():
-            answer = self._client.get_object(**_named(bucket, key, version_id), IfMatch=f'"{etag}"')
+        answer = _asked(self._client.get_object, bucket, key, version_id, etag)
         return Body(answer["Metadata"], _chunks(answer["Body"]))
 
     @cached_property
@@ -76,9 +71,18 @@ class Objects:
         )
 
 
-def _named(bucket: str, key: str, version_id: str | None) -> dict[str, str]:
-    # Of a bucket without versions "null" would be a good version id as well, but not every store knows that.
-    return {"Bucket": bucket, "Key": key, **({"VersionId": version_id} if version_id else {})}
+def _asked(operation: Callable[..., Any], bucket: str, key: str, version_id: str | None, etag: str) -> Any:
+    named = {"Bucket": bucket, "Key": key, "IfMatch": f'"{etag}"'}
+    if version_id is not None:
+        with _said():
+            return operation(**named, VersionId=version_id)
+    try:
+        with _said():
+            return operation(**named)
+    except Gone:
+        # A newer version may lie over the null version. Where there never were versions, not every store knows its id.
+        with _said("400", "InvalidArgument"):
+            return operation(**named, VersionId="null")
 
 
 def _chunks(body: Any) -> Iterator[bytes]:
@@ -87,14 +91,14 @@ def _chunks(body: Any) -> Iterator[bytes]:
 
 
 @contextmanager
-def _said() -> Iterator[None]:
-    """boto3's errors in two kinds."""
+def _said(*gone: str) -> Iterator[None]:
+    """boto3's errors in two kinds; `gone` are more codes that say so."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
-        raise (Gone if code in _GONE else Unreachable)(f"the store says {code}: {str(error)[:300]}") from None
+        raise (Gone if code in _GONE or code in gone else Unreachable)(f"the store says {code}: {str(error)[:300]}") from None
     except (BotoCoreError, OSError) as error:
         raise Unreachable(f"the store does not answer: {type(error).__name__}: {error}"[:300]) from None

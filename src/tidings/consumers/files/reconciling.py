@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidings.consumers.bucket_listing import Listing
 from tidings.consumers.files import registry as merging
 from tidings.consumers.files.asking import asked
+from tidings.consumers.files.authorising import allowed
 from tidings.consumers.files.notification import CREATED, DIGITS, MARKED, REMOVED, Record
 from tidings.consumers.files.objects import Objects
 from tidings.consumers.files.paths import classify
@@ -23,6 +24,7 @@ from tidings.consumers.files.refusals import Invalid, Refusal
 from tidings.consumers.files.staged import Row, row
 from tidings.consumers.reconcile import Event, Registry, from_query
 from tidings.db.connecting import noticing
+from tidings.errors import OperatorError
 from tidings.events import names
 from tidings.settings import Settings
 
@@ -72,10 +74,17 @@ class FileRegistry(Registry):
 
     def __init__(self, settings: Settings) -> None:
         self._url = noticing(settings.database_url)
+        self._allowed = allowed(settings.files)
         self._awaits = settings.files.missing_sha256 == "await"
         self._objects = Objects(settings.files)
 
     def known(self, spark: SparkSession, listing: Listing) -> DataFrame:
+        if listing.bucket not in self._allowed.buckets:
+            named = ", ".join(sorted(self._allowed.buckets)) or "none"
+            raise OperatorError(
+                f"The file registry does not take files of the bucket {listing.bucket!r}, only of: {named}. Name it in"
+                " TIDINGS_FILES__S3_BUCKETS, or in AWS_RESOURCE_CONFIG where that is set."
+            )
         return from_query(spark, sql.SQL(_KNOWN).format(bucket=sql.Literal(listing.bucket)).as_string(None))
 
     def wanted(self, held: DataFrame) -> DataFrame:
@@ -88,7 +97,7 @@ class FileRegistry(Registry):
         with psycopg.connect(self._url, application_name="tidings-reconcile") as connection:
             merging.hold(connection, [(event.bucket, event.key) for event in events])
             _place(connection, [event for event in events if event.is_right])
-            merged = merging.merge_rows(connection, rows)
+            merged = merging.merge_rows(connection, rows, self._awaits)
             keys = {"bucket": events[0].bucket, "keys": list({event.key for event in events})}
             for statement in _LATEST:
                 connection.execute(statement, keys)
@@ -100,7 +109,7 @@ class FileRegistry(Registry):
     def _row(self, event: Event) -> Row | None:
         record = _record(event)
         try:
-            return row(record, asked(self._objects, record) if record.kind == CREATED else None, self._awaits)
+            return row(record, asked(self._objects, record) if record.kind == CREATED else None)
         except Refusal as refusal:
             _log.warning("not repaired: %s", refusal)
             return None

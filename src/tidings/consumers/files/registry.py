@@ -20,7 +20,7 @@ from psycopg import sql
 from tidings.consumers import staging
 from tidings.consumers.files.notification import stripe
 from tidings.consumers.files.paths import parse_atlas
-from tidings.consumers.files.refusals import AtlasNotFound, EtagMismatch, Refusal
+from tidings.consumers.files.refusals import AtlasNotFound, EtagMismatch, Invalid, Refusal
 from tidings.consumers.files.staged import COLUMNS, Row
 
 Connection = psycopg.Connection[Any]
@@ -55,6 +55,7 @@ create temporary table undecided on commit drop as
 with again as (select bucket, key from {staged} group by bucket, key having count(*) > 1)
 select s.* from {staged} s left join again on again.bucket = s.bucket and again.key = s.key
 where again.key is not null or s.kind <> 'created' or not (s.atlas is null or s.atlas = any({atlases}))
+   or not {awaits} and s.sha256_client is null
    or exists (select from hat.files f where f.bucket = s.bucket and f.key = s.key)
    or exists (select from hat.removals r where r.bucket = s.bucket and r.key = s.key)
 """
@@ -78,6 +79,7 @@ _DECIDE = """
 create temporary table decided on commit drop as
 with facts as (
     select s.*, f.id as file_id, f.sequencer as file_sequencer, f.etag as file_etag, r.sequencer as removal_sequencer,
+           coalesce(r.sequencer < s.sequencer, true) and coalesce(f.sequencer < s.sequencer, true) as newer,
            row_number() over (
                partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc
            ) as place
@@ -93,9 +95,9 @@ with facts as (
                when file_etag <> etag and (version_id is not null or file_sequencer = sequencer) then 'etag'
                when of_key is not null then 'etag'
                when atlas is not null and a.atlas_id is null then 'atlas'
+               when not {awaits} and sha256_client is null and newer and (file_id is null or version_id is null) then 'sha256'
            end as refused,
            one_etag,
-           coalesce(removal_sequencer < sequencer, true) and coalesce(file_sequencer < sequencer, true) as newer,
            file_id is not null and (version_id is not null or file_sequencer = sequencer) as known
     from facts
     left join unnest({atlases}::text[], {ids}::uuid[]) a (atlas, atlas_id) using (atlas)
@@ -217,12 +219,12 @@ class Merged:
     refusals: tuple[Refusal, ...] = ()
 
 
-def take(connection: Connection, rows: Sequence[Row], topic: str, message_id: str) -> Merged | None:
+def take(connection: Connection, rows: Sequence[Row], awaits: bool, topic: str, message_id: str) -> Merged | None:
     """The records of one message, all or none. None if it was taken before."""
     with connection.transaction():
         if not _remember(connection, topic, message_id):
             return None
-        merged = merge_rows(connection, rows)
+        merged = merge_rows(connection, rows, awaits)
         if merged.refusals:
             raise merged.refusals[0]
     return merged
@@ -243,24 +245,27 @@ def forget_messages(connection: Connection) -> None:
     connection.execute("delete from hat.messages where received_at < now() - %s::interval", [_KEEP_IDS])
 
 
-def merge_rows(connection: Connection, rows: Iterable[Row]) -> Merged:
+def merge_rows(connection: Connection, rows: Iterable[Row], awaits: bool) -> Merged:
     """Inside a transaction of the caller's, who decides what refusals mean."""
     staging.stage(connection, _STAGED, COLUMNS, rows)
-    return merge(connection, sql.Identifier("pg_temp", _STAGED))
+    return merge(connection, sql.Identifier("pg_temp", _STAGED), awaits)
 
 
-def merge(connection: Connection, staged: sql.Identifier) -> Merged:
-    """What was staged becomes the registry, but for what is refused. Inside a transaction, which ends the locks."""
+def merge(connection: Connection, staged: sql.Identifier, awaits: bool) -> Merged:
+    """What was staged becomes the registry, but for what is refused. Inside a transaction, which ends the locks.
+
+    A new file without a SHA-256 is refused, unless it may be awaited.
+    """
     connection.execute(sql.SQL(_TAKE).format(lock=sql.Literal(_LOCK), staged=staged))
     connection.execute("set local default_statistics_target = 10")  # how many rows there are is what matters
     # The registry is looked into by its indexes, also where it seems to be small: others may be filling it just now.
     connection.execute("set local enable_seqscan = off")
     atlases = _atlases(connection, staged)
-    entered, left = _enter(connection, staged, atlases)
+    entered, left = _enter(connection, staged, atlases, awaits)
     operations = Counter(inserted=entered) if entered else Counter[str]()
     if not left:
         return Merged(operations)
-    operations += _decide(connection, atlases, left)
+    operations += _decide(connection, atlases, awaits, left)
     connection.execute("analyze pg_temp.decided")
     refusals: tuple[Refusal, ...] = ()
     if operations["refused"]:
@@ -278,29 +283,29 @@ def _atlases(connection: Connection, staged: sql.Identifier) -> _Rows:
     return connection.execute(_ATLASES, _columns(wanted, 5)).fetchall()
 
 
-def _enter(connection: Connection, staged: sql.Identifier, atlases: _Rows) -> tuple[int, int]:
+def _enter(connection: Connection, staged: sql.Identifier, atlases: _Rows, awaits: bool) -> tuple[int, int]:
     """Enter what needs no decision; returns how many these are, and how many are left."""
     # A statement that makes a table takes no parameters.
     names, ids = (sql.Literal(column) for column in _columns(atlases, 2))
-    left = connection.execute(sql.SQL(_OPEN).format(staged=staged, atlases=names)).rowcount
+    left = connection.execute(sql.SQL(_OPEN).format(staged=staged, atlases=names, awaits=sql.Literal(awaits))).rowcount
     connection.execute("analyze pg_temp.undecided")
     return connection.execute(sql.SQL(_ENTER).format(staged=staged, atlases=names, ids=ids)).rowcount, left
 
 
-def _decide(connection: Connection, atlases: _Rows, records: int) -> Counter[str]:
+def _decide(connection: Connection, atlases: _Rows, awaits: bool, records: int) -> Counter[str]:
     """Make the table `decided`, and count what was decided."""
-    operations = _decided(connection, atlases, [])
+    operations = _decided(connection, atlases, awaits, [])
     # Only where a version comes more than once can it come with two ETags.
     if operations.total() < records and (torn := connection.execute(_TORN).fetchall()):
         connection.execute("drop table pg_temp.decided")
-        operations = _decided(connection, atlases, torn)
+        operations = _decided(connection, atlases, awaits, torn)
     return operations
 
 
-def _decided(connection: Connection, atlases: _Rows, torn: _Rows) -> Counter[str]:
+def _decided(connection: Connection, atlases: _Rows, awaits: bool, torn: _Rows) -> Counter[str]:
     names = ("atlases", "ids", "in_buckets", "keys", "versions", "writes", "etags")
     values = [sql.Literal(column) for column in (*_columns(atlases, 2), *_columns(torn, 5))]
-    connection.execute(sql.SQL(_DECIDE).format(**dict(zip(names, values, strict=True))))
+    connection.execute(sql.SQL(_DECIDE).format(awaits=sql.Literal(awaits), **dict(zip(names, values, strict=True))))
     counted = connection.execute("select operation, count(*) from decided group by operation").fetchall()
     return Counter(dict(counted))
 
@@ -318,6 +323,8 @@ def _remember(connection: Connection, topic: str, message_id: str) -> bool:
 
 
 def _refusal(why: str, bucket: str, key: str, version_id: str | None, has: str, says: str, atlas: str) -> Refusal:
+    if why == "sha256":
+        return Invalid(f"SHA256 metadata is required: {bucket}/{key[:300]} has no source-sha256")
     if why == "atlas":
         network, short_name, version, short_version = parse_atlas(atlas)
         return AtlasNotFound(

@@ -7,7 +7,6 @@ from typing import Any, LiteralString
 
 from tidings.consumers.files.notification import CREATED, Record, stripe
 from tidings.consumers.files.paths import SOURCE_DATASET, classify
-from tidings.consumers.files.refusals import Invalid
 
 COLUMNS: Mapping[str, LiteralString] = {
     "stripe": "smallint",
@@ -29,13 +28,10 @@ COLUMNS: Mapping[str, LiteralString] = {
 Row = tuple[Any, ...]
 
 
-def row(record: Record, sha256: str | None, awaits: bool) -> Row:
-    """The row of a record. Without a SHA-256 a new file is `Invalid`, unless it may be awaited."""
+def row(record: Record, sha256: str | None) -> Row:
+    """The row of a record. Whether a file needs a SHA-256 is for the merge to say, which knows whether it is new."""
     kind, bucket, key, version_id, sequencer, etag, size, event_name, event_time, _ = record
     file_type, atlas = classify(key)
-    created = kind == CREATED
-    if created and sha256 is None and not awaits:
-        raise Invalid(f"SHA256 metadata is required: {bucket}/{key[:300]} has no source-sha256")
-    named = atlas if created and file_type != SOURCE_DATASET else None
+    named = atlas if kind == CREATED and file_type != SOURCE_DATASET else None
     of_key = stripe(bucket, key)
     return of_key, kind, bucket, key, version_id, sequencer, etag, size, event_name, event_time, file_type, named, sha256

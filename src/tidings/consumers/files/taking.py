@@ -31,10 +31,18 @@ _MAX_ANSWER = 64 * 1024
 
 
 class Taking:
-    """Blocking calls go to `threads`: there are as many as `pool` has connections, so that nobody waits for one for long."""
+    """The database's work goes to `threads`: there are as many as `pool` has connections, so that nobody waits for one for
+    long. Who asks the store is one of `askers`."""
 
     def __init__(
-        self, allowed: Allowed, awaits: bool, pool: ConnectionPool[Any], objects: Objects, caller: Caller, threads: Executor
+        self,
+        allowed: Allowed,
+        awaits: bool,
+        pool: ConnectionPool[Any],
+        objects: Objects,
+        caller: Caller,
+        threads: Executor,
+        askers: Executor,
     ) -> None:
         self._allowed = allowed
         self._awaits = awaits
@@ -42,6 +50,7 @@ class Taking:
         self._objects = objects
         self._caller = caller
         self._threads = threads
+        self._askers = askers
 
     async def take(self, message: Verified) -> dict[str, Any]:
         """What was done, for the answer; or `Refusal`."""
@@ -80,7 +89,9 @@ class Taking:
         if await self._in_database(lambda connection: registry.was_taken(connection, message.topic, message.id)):
             return self._repeated(message)
         rows = await asyncio.gather(*(self._row(record) for record in event.records))
-        merged = await self._in_database(lambda connection: registry.take(connection, rows, message.topic, message.id))
+        merged = await self._in_database(
+            lambda connection: registry.take(connection, rows, self._awaits, message.topic, message.id)
+        )
         if merged is None:
             return self._repeated(message)
         for record in event.records:
@@ -93,10 +104,11 @@ class Taking:
         return {"status": "duplicate"}
 
     async def _row(self, record: Record) -> Row:
-        staged = row(record, record.sha256, True)  # a wrong path is refused before anybody is asked
+        staged = row(record, record.sha256)  # a wrong path is refused before anybody is asked
         if record.kind != CREATED or record.sha256 is not None:
             return staged
-        return row(record, await self._in_thread(lambda: asked(self._objects, record)), self._awaits)
+        loop = asyncio.get_running_loop()
+        return row(record, await loop.run_in_executor(self._askers, asked, self._objects, record))
 
     async def _in_database(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         def connected() -> T:

@@ -15,7 +15,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from tidings.consumers import staging
-from tidings.consumers.files import h5ad
+from tidings.consumers.files import h5ad, registry
 from tidings.consumers.files.notification import sha256_of
 from tidings.consumers.files.objects import Gone, Objects, Unreachable
 from tidings.consumers.files.paths import SOURCE_DATASET
@@ -92,7 +92,7 @@ def validate(
     with ThreadPoolExecutor(threads) as pool:
         for batch in _batches(map(_File._make, waiting)):
             findings = list(pool.map(lambda file: _look(file, objects), batch))
-            done += _written(connection, findings)
+            done += _written(connection, batch, findings)
             done["files"] += len(batch)
             if progress:
                 progress(done["files"], len(waiting))
@@ -105,8 +105,10 @@ def _batches(files: Iterable[_File]) -> Iterator[list[_File]]:
         yield batch
 
 
-def _written(connection: Connection, findings: list[_Finding]) -> Counter[str]:
+def _written(connection: Connection, files: list[_File], findings: list[_Finding]) -> Counter[str]:
+    """A merge may write the same rows in another order: the locks of their keys come first, as there."""
     with connection.transaction():
+        registry.hold(connection, [(file.bucket, file.key) for file in files])
         staging.stage(connection, "found", _FOUND, findings)
         [counted] = connection.execute(_WRITE).fetchall()
     return Counter(dict(zip(("valid", "invalid", "error", "linked", "unknown_doi"), counted, strict=True)))
@@ -151,6 +153,6 @@ def _doi(file: _File, copy: Path) -> str | None:
     """A file that cannot be read for it is no less whole: the bytes are what the client promised, or not."""
     try:
         return h5ad.doi(copy)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # h5py raises whatever a file that somebody made up leads it to
         _log.warning("%s/%s has no metadata that can be read: %s", file.bucket, file.key, error)
         return None

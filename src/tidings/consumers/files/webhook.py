@@ -52,6 +52,8 @@ _log = logging.getLogger("tidings.files")
 _POOL_SECONDS = 5.0
 _STATEMENT_SECONDS = 30
 _READY_SECONDS = 2.0
+_ASKERS = 32
+"""Heads of objects at once: a slow store holds up neither the database's work nor the question whether we are ready."""
 _FORGET_SECONDS = 3600.0
 _PORTS = {"http": 80, "https": 443}
 
@@ -79,6 +81,8 @@ class _App:
         self._verifier = Verifier(self._allowed.topics, fetch or self._fetch, settings.files.trusted)
         size = settings.database.pool_size
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="files")
+        self._askers = ThreadPoolExecutor(_ASKERS, thread_name_prefix="head")
+        self._readiness = ThreadPoolExecutor(1, thread_name_prefix="ready")
         self._pool: ConnectionPool[Any] = ConnectionPool(
             noticing(settings.database_url),
             min_size=1,
@@ -89,7 +93,8 @@ class _App:
             kwargs={"autocommit": True, "application_name": "tidings-files"},
         )
         awaits = settings.files.missing_sha256 == "await"
-        self._taking = Taking(self._allowed, awaits, self._pool, Objects(settings.files), self._caller, self._threads)
+        objects = Objects(settings.files)
+        self._taking = Taking(self._allowed, awaits, self._pool, objects, self._caller, self._threads, self._askers)
 
     @asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
@@ -100,7 +105,8 @@ class _App:
         finally:
             forgetting.cancel()
             await self._caller.close()
-            await asyncio.to_thread(self._threads.shutdown)
+            for threads in (self._askers, self._threads, self._readiness):
+                await asyncio.to_thread(threads.shutdown)
             await asyncio.to_thread(self._pool.close)
 
     async def receive(self, request: Request) -> Response:
@@ -144,7 +150,7 @@ class _App:
 
     async def ready(self, _: Request) -> Response:
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._ask)
+            await asyncio.get_running_loop().run_in_executor(self._readiness, self._ask)
         except psycopg.Error:
             return PlainTextResponse("the database does not answer, or has no tables: run `tidings migrate`\n", 503)
         return PlainTextResponse("ready\n")

@@ -25,7 +25,7 @@ _KNOWN = """
 select key, version_id, etag, case when not delete_marker then size end as size, delete_marker,
        row_number() over (partition by bucket, bucket_id, key order by tombstone, sequencer desc) = 1 as latest,
        sequencer, tombstone as gone
-from inventory where bucket = {bucket} and {id}
+from inventory where bucket = {bucket} and bucket_id = {id}
 """
 
 _TOLD = """
@@ -43,8 +43,12 @@ class InventoryRegistry(Registry):
         self._url = noticing(settings.database_url)
 
     def known(self, spark: SparkSession, listing: Listing) -> DataFrame:
-        of_id = sql.SQL("true") if listing.id is None else sql.SQL("bucket_id = {}").format(sql.Literal(listing.id))
-        return from_query(spark, sql.SQL(_KNOWN).format(bucket=sql.Literal(listing.bucket), id=of_id).as_string(None))
+        bucket_id = listing.id
+        if bucket_id is None:
+            with psycopg.connect(self._url, application_name="tidings-reconcile") as connection:
+                bucket_id = _bucket_id(connection, listing.bucket)
+        values = {"bucket": sql.Literal(listing.bucket), "id": sql.Literal(bucket_id)}
+        return from_query(spark, sql.SQL(_KNOWN).format(**values).as_string(None))
 
     def repair(self, events: Sequence[Event]) -> int:
         """A version that is as it should be keeps what its own notification said; it is only put in its place."""

@@ -108,18 +108,24 @@ class Consumer:
         deadline = time.monotonic() + seconds
         messages: list[Message] = []
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            answer = self._sqs.receive_message(
-                QueueUrl=self._queue_url,
-                MaxNumberOfMessages=BATCH - len(messages),
-                # Whole seconds only. One at least: with none, SQS asks some of its hosts, and may say that nothing is there.
-                WaitTimeSeconds=max(1, round(left)),
-                VisibilityTimeout=self._settings.visibility_seconds,
-            )
-            got = answer.get("Messages") or []
-            messages += [Message(each["Body"], each["ReceiptHandle"]) for each in got]
+            try:
+                messages += self._received(BATCH - len(messages), max(0.0, deadline - time.monotonic()))
+            except Exception:
+                if messages:  # those that are here count as received: they are worth a try
+                    return messages
+                raise
             if len(messages) >= BATCH or time.monotonic() >= deadline:
                 return messages
+
+    def _received(self, most: int, seconds: float) -> list[Message]:
+        answer = self._sqs.receive_message(
+            QueueUrl=self._queue_url,
+            MaxNumberOfMessages=most,
+            # Whole seconds only. One at least: with none, SQS asks some of its hosts, and may say that nothing is there.
+            WaitTimeSeconds=max(1, round(seconds)),
+            VisibilityTimeout=self._settings.visibility_seconds,
+        )
+        return [Message(each["Body"], each["ReceiptHandle"]) for each in answer.get("Messages") or []]
 
     def record(self, keys: Collection[str]) -> dict[str, Headed]:
         """Ask the store for every object, and write down those that are there; when this returns, they are committed.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
-from tidings.events import keys
+from tidings.events import keys, strict_json
 
 CREATES = frozenset({"PutObject", "CopyObject", "CompleteMultipartUpload"})
 _MOST_SHOWN = 200
@@ -25,9 +24,9 @@ class NotANotification(ValueError):
 def read(body: str) -> Created | None:
     """None for what there is nothing to do about: the test event of a rule, and actions that create nothing."""
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise NotANotification(f"{body[:_MOST_SHOWN]!r} is not JSON") from None
+        document = strict_json.read(body)
+    except ValueError as error:
+        raise NotANotification(f"{body[:_MOST_SHOWN]!r} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise NotANotification(f"{body[:_MOST_SHOWN]!r} is not an object of JSON")
     if document.get("Event") == "s3:TestEvent":
