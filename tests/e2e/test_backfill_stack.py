@@ -104,9 +104,9 @@ def _reconcile(stack: Running, url: str, again: bool) -> None:
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(small_registry.TABLE.encode())
         database.execute(
-            "insert into small_registry (bucket, key, version_id, etag, size)"
-            " select 'films', key, 'null', etag, size from heads where key not like 'quiet/00%%'"
-            " union all select 'films', 'never', 'null', '', 0",
+            "insert into small_registry (bucket, key, version_id, etag, size, sequencer)"
+            " select 'films', key, 'null', etag, size, '00' from heads where key not like 'quiet/00%%'"
+            " union all select 'films', 'never', 'null', '', 0, '00'",
             [],
         )
     keys = {"AWS_ACCESS_KEY_ID": stack.ready["access_key_id"], "AWS_SECRET_ACCESS_KEY": stack.ready["secret_access_key"]}
