@@ -32,7 +32,7 @@ _numbers = count(1)
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_operating"),
     *("test_kafka_stack", "test_sns_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_traces"),
-    *("test_isolation", "test_catalog_stack", "test_faults", "test_backfill_stack"),
+    *("test_isolation", "test_catalog_stack", "test_faults", "test_backfill_stack", "test_circle"),
     *("test_sick_redis", "test_down"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
