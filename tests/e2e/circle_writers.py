@@ -120,6 +120,8 @@ class Operations(Work):
 
 def operate(caller: Caller, chance: random.Random, kind: str, bucket: Bucket, group: Sequence[Bucket]) -> bool:
     """Returns whether the store answered; what is not there, or is no longer there, is an answer."""
+    if kind == "versioning" and not bucket.states:
+        kind = "put"
     key = chance.choice(bucket.keys)
     where = f"/{bucket.name}/{quote(key)}"
     if kind in ("put", "blob"):
@@ -138,11 +140,9 @@ def operate(caller: Caller, chance: random.Random, kind: str, bucket: Bucket, gr
         answer = caller.call("DELETE", f"{where}?versionId={chance.choice(known[-4:])}")
     elif kind == "many":
         answer = _delete_many(caller, chance, bucket)
-    elif bucket.states:
+    else:
         status = f"<VersioningConfiguration><Status>{chance.choice(bucket.states)}</Status></VersioningConfiguration>"
         answer = caller.call("PUT", f"/{bucket.name}?versioning", status.encode())
-    else:
-        answer = caller.call("GET", where)
     made = answer.headers.get("x-amz-version-id")
     if made is not None and kind != "version":
         bucket.versions[key].append(made)
