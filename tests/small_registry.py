@@ -9,6 +9,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from tidings.consumers import staging
+from tidings.consumers.bucket_listing import Listing
 from tidings.consumers.reconcile import Event, Registry, from_query
 from tidings.settings import Settings
 
@@ -31,7 +32,7 @@ insert into small_registry as r (bucket, key, version_id, etag, size, sequencer,
 select bucket, key, version_id, etag, size, sequencer, gone from staged
 on conflict (bucket, key, version_id) do update
     set etag = excluded.etag, size = excluded.size, sequencer = excluded.sequencer, gone = excluded.gone
-    where excluded.sequencer is null or r.sequencer is null or r.sequencer < excluded.sequencer
+    where r.sequencer < excluded.sequencer collate "C"
 """
 
 
@@ -40,12 +41,16 @@ class Small(Registry):
         self._url = url
         self.versions = self.markers = versions
 
-    def known(self, spark: SparkSession, bucket: str) -> DataFrame:
-        query = sql.SQL("select * from small_registry where not gone and bucket = {}").format(sql.Literal(bucket))
-        return from_query(spark, query.as_string(None))
+    def known(self, spark: SparkSession, listing: Listing) -> DataFrame:
+        query = sql.SQL("select *, null as delete_marker, null as latest from small_registry where bucket = {}")
+        return from_query(spark, query.format(sql.Literal(listing.bucket)).as_string(None))
 
     def repair(self, events: Sequence[Event]) -> int:
-        rows = [(e.bucket, e.key, e.version_id, e.etag, e.size, e.sequencer, e.event == "ObjectRemoved:Delete") for e in events]
+        rows = [
+            (e.bucket, e.key, e.version_id, e.etag, e.size, e.sequencer, e.event == "ObjectRemoved:Delete")
+            for e in events
+            if e.finding is not None
+        ]
         with psycopg.connect(self._url) as connection:
             staging.stage(connection, "staged", _COLUMNS, rows)
             return connection.execute(_MERGE).rowcount

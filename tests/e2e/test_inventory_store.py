@@ -18,8 +18,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from s3_server import REGION, Server, s3_server
 
+from tidings import settings
 from tidings.changestream import windows
 from tidings.changestream.source import TidingsSource
+from tidings.consumers import reconcile
+from tidings.consumers.bucket_listing import Elsewhere, Ours
 from tidings.consumers.inventory import listing
 from tidings.consumers.inventory.merging import merge
 from tidings.consumers.inventory.rules import Row, read
@@ -105,9 +108,7 @@ def notifications(spark: SparkSession, database: psycopg.Connection) -> list[tup
     ]
 
 
-def test_what_the_notifications_tell_is_what_the_store_lists(
-    spark: SparkSession, spark_database: psycopg.Connection, server: Server
-) -> None:
+def written(server: Server) -> None:
     s3 = server.client()
     for bucket in BUCKETS:
         s3.create_bucket(Bucket=bucket)
@@ -115,21 +116,59 @@ def test_what_the_notifications_tell_is_what_the_store_lists(
     with ThreadPoolExecutor(WRITERS) as pool:
         list(pool.map(lambda seed: write(server, seed), range(WRITERS)))
 
-    sent = notifications(spark, spark_database)
-    sent += random.Random(1).choices(sent, k=len(sent) // 4)
-    random.Random(2).shuffle(sent)
+
+def told(database: psycopg.Connection, sent: list[tuple[bytes, str]]) -> None:
     for start in range(0, len(sent), 50):
         rows = [found for body, header in sent[start : start + 50] if isinstance(found := read(body, header), Row)]
         assert len(rows) == len(sent[start : start + 50])
-        with spark_database.transaction():
-            merge(spark_database, rows)
+        with database.transaction():
+            merge(database, rows)
 
+
+def known(database: psycopg.Connection, bucket: str) -> list[tuple[Any, ...]]:
+    """As `listed` has them."""
     names = ("key", "version_id", "is_latest", "delete_marker", "size", "etag")
-    markers = 0
-    for bucket in BUCKETS:
-        known = [tuple(row[name] for name in names) for row in listing.versions(spark_database, bucket)]
-        store = listed(server, bucket)
-        assert sorted(known, key=lambda each: each[3]) == store
-        assert store
-        markers += sum(each[3] for each in store)
-    assert markers
+    rows = [tuple(row[name] for name in names) for row in listing.versions(database, bucket)]
+    return sorted(rows, key=lambda each: each[3])
+
+
+def test_what_the_notifications_tell_is_what_the_store_lists(
+    spark: SparkSession, spark_database: psycopg.Connection, server: Server
+) -> None:
+    written(server)
+    sent = notifications(spark, spark_database)
+    sent += random.Random(1).choices(sent, k=len(sent) // 4)
+    random.Random(2).shuffle(sent)
+    told(spark_database, sent)
+    store = {bucket: listed(server, bucket) for bucket in BUCKETS}
+    for bucket, there in store.items():
+        assert known(spark_database, bucket) == there
+    assert any(each[3] for there in store.values() for each in there)  # delete markers
+
+
+def test_what_was_withheld_is_repaired_to_what_the_store_lists_however_it_is_listed(
+    spark: SparkSession, spark_database: psycopg.Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret)
+    registry = reconcile.load("inventory", settings.load())
+    sent = notifications(spark, spark_database)
+    for seed, ours in enumerate((True, False)):
+        spark_database.execute("truncate inventory")
+        draw, repaired = random.Random(seed), 0
+        told(spark_database, [each for each in sent if draw.random() < 0.6])
+        for bucket in BUCKETS:
+            at = Ours.of(spark_database, server.project, bucket) if ours else Elsewhere.of(bucket, server.endpoint)
+            found = reconcile.reconcile(spark, at, registry, repair=True)
+            store = listed(server, bucket)
+            assert found.listed == len(store)
+            assert found.repaired == found.missing + found.extra + found.different + found.misplaced
+            repaired += found.repaired
+            assert known(spark_database, bucket) == store, at
+        after = reconcile.reconcile(spark, at, registry, repair=True)
+        assert (after.missing, after.extra, after.different, after.misplaced, after.repaired) == (0, 0, 0, 0, 0)
+        if ours:  # what comes late all the same changes nothing
+            told(spark_database, sent)
+            assert all(known(spark_database, bucket) == listed(server, bucket) for bucket in BUCKETS)
+        assert repaired > 3

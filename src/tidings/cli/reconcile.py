@@ -60,6 +60,6 @@ def reconcile(
             out.print(table)
         out.print(
             f"{found.listed} in {bucket}, {found.known} in {with_}: {found.missing} missing, {found.extra} extra, "
-            f"{found.different} different" + (f"; {found.repaired} repaired" if repair else "")
+            f"{found.different} different, {found.misplaced} misplaced" + (f"; {found.repaired} repaired" if repair else "")
         )
     err.print(f"it took {time.monotonic() - began:.1f} s")

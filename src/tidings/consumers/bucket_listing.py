@@ -5,6 +5,7 @@ A range is (after, upto]: ranges that follow each other list every key once, wha
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,11 @@ LISTED = StructType(
         StructField("modified_at", TimestampType()),
         StructField("latest", BooleanType()),
         StructField("delete_marker", BooleanType()),
+        StructField("place", LongType()),
     ]
 )
-"""A version; its id is `null` where the bucket has none for it. A delete marker has neither tag nor size."""
+"""A version; its id is `null` where the bucket has none for it. A delete marker has neither tag nor size. Of a key's versions
+the newer one has the higher `place`."""
 
 _ARROW = to_arrow_schema(LISTED, timezone="UTC")
 _FOR_EACH_TASK = 4
@@ -55,6 +58,11 @@ class Listing(Protocol):
 
     @property
     def bucket(self) -> str: ...
+
+    @property
+    def id(self) -> str | None:
+        """The bucket's own, which its name may share with another's; None where nobody says."""
+        ...
 
     @property
     def sequencer(self) -> str | None: ...
@@ -88,7 +96,7 @@ def _read(
 
 _COLUMNS: LiteralString = """
     key, version_id, case when not delete_marker then etag end as etag, case when not delete_marker then size end as size,
-    modified_at, {latest} as latest, delete_marker
+    modified_at, {latest} as latest, delete_marker, ordinal as place
 """
 _POINTS = """
 select key from (
@@ -159,6 +167,7 @@ class Elsewhere:
     access_key_id: str
     secret: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
+    id: str | None = None
     sequencer: str | None = None
 
     @classmethod
@@ -216,12 +225,17 @@ class Elsewhere:
             for page in client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, StartAfter=part.after):
                 yield [_version(each, latest=True) for each in page.get("Contents", ())]
             return
+        listed = 0
         # A key marker without a version leads behind the key, as `after` does; an empty one is none.
         start = {"KeyMarker": part.after} if part.after else {}
         for page in client.get_paginator("list_object_versions").paginate(Bucket=self.bucket, **start):
-            rows = [_version(each) for each in page.get("Versions", ())]
-            rows += [_version(each, marker=True) for each in page.get("DeleteMarkers", ()) if markers]
-            yield sorted(rows, key=lambda row: row["key"])
+            objects = (_version(each) for each in page.get("Versions", ()))
+            deleted = (_version(each, marker=True) for each in page.get("DeleteMarkers", ()) if markers)
+            # Of each key the newest comes first, but boto3 has taken markers and versions apart. Times may be equal, or not
+            # quite in order: within each kind the order is the store's.
+            rows = list(heapq.merge(objects, deleted, key=_by_age))
+            yield [{**row, "place": -place} for place, row in enumerate(rows, listed)]
+            listed += len(rows)
 
 
 def points(folders: Sequence[str], prefix: str, wanted: int) -> list[str]:
@@ -229,6 +243,10 @@ def points(folders: Sequence[str], prefix: str, wanted: int) -> list[str]:
     found = {*folders, *((prefix + letter for letter in digits + ascii_letters) if len(folders) < wanted else ())}
     ordered = sorted(found)
     return ordered[:: max(1, len(ordered) // wanted)]
+
+
+def _by_age(row: dict[str, Any]) -> tuple[str, bool, float]:
+    return row["key"], not row["latest"], -row["modified_at"].timestamp()
 
 
 def _version(found: dict[str, Any], latest: bool = False, marker: bool = False) -> dict[str, Any]:
@@ -240,4 +258,5 @@ def _version(found: dict[str, Any], latest: bool = False, marker: bool = False) 
         "modified_at": found["LastModified"],
         "latest": latest or found["IsLatest"],
         "delete_marker": marker,
+        "place": 0,
     }

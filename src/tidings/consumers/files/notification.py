@@ -24,7 +24,7 @@ STRIPES = 256
 """Keys are locked by stripe: a load of millions must not hold millions of locks."""
 _METADATA = ("source-sha256", "x-amz-meta-source-sha256")
 _MAX_KEY = 1024
-_DIGITS = 32
+DIGITS = 32
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?Z", re.ASCII).fullmatch
 _VERSION = re.compile(r"2\.\d{1,4}", re.ASCII)
 _NAME = re.compile(r"(?:s3:)?[A-Z][A-Za-z]*(?::[A-Z][A-Za-z]*){0,2}")
@@ -171,7 +171,7 @@ def _record(record: Any) -> Record | str:
     sequencer = of_object["sequencer"]
     if not _SEQUENCER(sequencer):
         raise _Wrong("s3.object.sequencer", sequencer)
-    sequencer = sequencer.upper().zfill(_DIGITS)
+    sequencer = sequencer.upper().zfill(DIGITS)
     version = of_object.get("versionId")
     if version is not None and not _VERSION_ID(version):
         raise _Wrong("s3.object.versionId", version)

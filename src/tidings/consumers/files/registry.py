@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from tidings.consumers import staging
+from tidings.consumers.files.notification import stripe
 from tidings.consumers.files.paths import parse_atlas
 from tidings.consumers.files.refusals import AtlasNotFound, EtagMismatch, Refusal
 from tidings.consumers.files.staged import COLUMNS, Row
@@ -203,6 +204,12 @@ def take(connection: Connection, rows: Sequence[Row], topic: str, message_id: st
         if merged.refusals:
             raise merged.refusals[0]
     return merged
+
+
+def hold(connection: Connection, keys: Iterable[tuple[str, str]]) -> None:
+    """Hold the locks of these buckets and keys until the transaction ends, as a merge does."""
+    stripes = sorted({stripe(bucket, key) for bucket, key in keys})
+    connection.execute("select pg_advisory_xact_lock(%s, stripe) from unnest(%s::int[]) stripe", [_LOCK, stripes])
 
 
 def was_taken(connection: Connection, topic: str, message_id: str) -> bool:

@@ -13,9 +13,10 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from tidings.consumers.files import registry
+from tidings.consumers.files.asking import asked
 from tidings.consumers.files.authorising import Allowed
-from tidings.consumers.files.notification import CREATED, Event, Record, TestEvent, read, sha256_of
-from tidings.consumers.files.objects import Gone, Objects, Unreachable
+from tidings.consumers.files.notification import CREATED, Event, Record, TestEvent, read
+from tidings.consumers.files.objects import Objects
 from tidings.consumers.files.refusals import Failed
 from tidings.consumers.files.staged import Row, row
 from tidings.outgoing.connecting import Caller
@@ -95,18 +96,7 @@ class Taking:
         staged = row(record, record.sha256, True)  # a wrong path is refused before anybody is asked
         if record.kind != CREATED or record.sha256 is not None:
             return staged
-        return row(record, await self._in_thread(lambda: self._asked(record)), self._awaits)
-
-    def _asked(self, record: Record) -> str | None:
-        """The SHA-256 as the store has it. One that is malformed is refused, as in an event."""
-        if not self._objects.known:
-            return None
-        try:
-            return sha256_of(self._objects.metadata(record.bucket, record.key, record.version_id, str(record.etag)))
-        except Gone:
-            return None
-        except Unreachable as error:
-            raise Failed(f"The metadata of {record.bucket}/{record.key} cannot be read: {error}") from None
+        return row(record, await self._in_thread(lambda: asked(self._objects, record)), self._awaits)
 
     async def _in_database(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         def connected() -> T:

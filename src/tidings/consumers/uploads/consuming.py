@@ -132,6 +132,13 @@ class Consumer:
             self.upsert([each for each in headed.values() if isinstance(each, Upload)])
         return headed
 
+    def forget(self, keys: Collection[str]) -> int:
+        """Strike out those of these whose objects are not there; returns how many."""
+        with self._connected().transaction():
+            registry.hold(self._connected(), self._settings.bucket, keys)
+            headed = dict(zip(keys, self._threads.map(self.head, keys), strict=True))
+            return registry.strike(self._connected(), [key for key, found in headed.items() if found is Outcome.GONE])
+
     def head(self, key: str) -> Headed:
         """What the store says about an object now, whatever it was when the notification was written."""
         try:

@@ -59,6 +59,13 @@ def merge(connection: Connection[Any], uploads: Collection[Upload]) -> None:
         connection.execute(_MERGE)
 
 
+def strike(connection: Connection[Any], keys: Collection[str]) -> int:
+    """Forget the uploads that belong to these keys, whose locks are held; returns how many there were."""
+    return connection.execute(
+        "delete from upload_registry where organisation || '/' || name = any(%s::text[])", [list(keys)]
+    ).rowcount
+
+
 async def forget(connection: AsyncConnection[Any], upload: Upload) -> None:
     await connection.execute("delete from upload_registry where (organisation, name) = (%s, %s)", upload)
 
