@@ -57,7 +57,12 @@ class Kept:
         while not self._stop.is_set():
             with self.log.open("ab") as out:
                 process = subprocess.Popen(
-                    self._command, env=self._environment, stdout=out, stderr=out, preexec_fn=die_with_parent(signal.SIGKILL)
+                    self._command,
+                    env=self._environment,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,  # as the stack's own parts
+                    preexec_fn=die_with_parent(signal.SIGKILL),
                 )
             self._running = process
             while process.poll() is None and not self._stop.wait(0.1):
