@@ -138,16 +138,19 @@ class Circle:
 
     def compare(self) -> int:
         """Every registry against its buckets; returns how many versions were compared."""
-        compared = 0
-        for buckets, known in ((self.inventory, self.in_inventory), (self.files, self.in_files)):
-            for bucket in buckets:
-                listed, found = self.listing(bucket.name), known(bucket.name)
-                # the registry of files does not keep whether a marker is the latest
-                keeps = {place: each._replace(latest=None) if each.marker else each for place, each in listed.items()}
-                assert difference(listed if known == self.in_inventory else keeps, found) == {}, bucket.name
-                compared += len(listed)
+        compared, wrong = 0, {}
+        for bucket in self.inventory:
+            listed = self.listing(bucket.name)
+            wrong[bucket.name] = difference(listed, self.in_inventory(bucket.name))
+            compared += len(listed)
+        for bucket in self.files:
+            listed = self.listing(bucket.name)
+            kept = {place: each._replace(latest=None) if each.marker else each for place, each in listed.items()}
+            wrong[bucket.name] = difference(kept, self.in_files(bucket.name))
+            compared += len(listed)
         uploads = self.uploads()
-        assert self.in_uploads() == uploads
+        wrong[UPLOADS] = difference(dict.fromkeys(uploads, True), dict.fromkeys(self.in_uploads(), True))
+        assert {bucket: found for bucket, found in wrong.items() if found} == {}, "in the bucket, and in the registry"
         return compared + len(uploads)
 
     # Waiting.
