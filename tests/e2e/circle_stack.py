@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +151,8 @@ class Circle:
             compared += len(listed)
         uploads = self.uploads()
         wrong[UPLOADS] = difference(dict.fromkeys(uploads, True), dict.fromkeys(self.in_uploads(), True))
-        assert {bucket: found for bucket, found in wrong.items() if found} == {}, "in the bucket, and in the registry"
+        words = [f"{bucket}: {len(found)}, as {dict(islice(found.items(), 2))}" for bucket, found in wrong.items() if found]
+        assert not words, "in the bucket, and in the registry: " + "; ".join(words)
         return compared + len(uploads)
 
     # Waiting.
