@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,12 @@ FOLDERS = ("gut/gut-v1/source-datasets", "gut/gut-v1/integrated-objects", "eye/r
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
 OURS = ("api", "stream", "postgres")
 """Kept by the stack; the others by the test."""
+PROGRESS = {
+    "inventory": "select sum(next_offset) from inventory_offsets",
+    "files": "select count(*) from hat.messages",
+    "uploads": "select max(created_at) from upload_registry",
+}
+BUSY_SECONDS = 20.0
 START_SECONDS = 240.0
 DRAIN_SECONDS = 600.0
 
@@ -210,7 +217,11 @@ class Circle:
     # Faults.
 
     def kill(self, role: str) -> None:
+        """One of our consumers is killed when it has just done something: then it is in the middle of the next."""
         if role not in OURS:
+            done, deadline = self._done(role), time.monotonic() + BUSY_SECONDS
+            while self._done(role) == done and time.monotonic() < deadline:
+                time.sleep(0.02)
             self.kept[role].kill()
             return
         pid, before = self.stack.pid(role), position(self.url)
@@ -218,6 +229,9 @@ class Circle:
         until(lambda: self.stack.pid(role) != pid, 60, f"{role} was started again")
         if self.form.rounds > 1 and role != "api":  # else it might never get to deliver anything
             until(lambda: position(self.url) > before, START_SECONDS, f"it delivers again after {role}")
+
+    def _done(self, role: str) -> Any:
+        return ask(self.url, PROGRESS[role]) if role in PROGRESS else time.monotonic()
 
 
 def difference(listed: Mapping[Any, Any], known: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
