@@ -38,7 +38,8 @@ _SHARING = (
 
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", *_SHARING, "test_kafka_stack", "test_cluster", "test_isolation"),
-    *("test_catalog_stack", "test_faults", "test_backfill_stack", "test_demo", "test_up_consumers", "test_sick_redis"),
+    *("test_catalog_stack", "test_circle", "test_faults", "test_backfill_stack", "test_demo", "test_up_consumers"),
+    "test_sick_redis",
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
 them in another. The last ones look at the clock, when the other process is through."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -92,9 +92,16 @@ class Caller:
         self._connection: http.client.HTTPConnection | None = None
 
     def call(
-        self, method: str, target: str, body: bytes = b"", *, at: datetime | None = None, secret: str | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+        secret: str | None = None,
     ) -> Answer:
-        request = AWSRequest(method, self._ready["s3"] + target, data=body)
+        request = AWSRequest(method, self._ready["s3"] + target, data=body, headers=headers)
         credentials = Credentials(self._ready["access_key_id"], secret or self._ready["secret_access_key"])
         _Signer(credentials, self._ready["region"], at).add_auth(request)
         return self.send(method, target, body, dict(request.headers.items()))
