@@ -25,7 +25,7 @@ $(BENCH_READY): $(READY)
 	@$(INSTALL) -e '.[dev,bench]'
 	@touch $@
 
-demo: $(READY) ## the whole path once, from an S3 call through Spark to Pub/Sub
+demo: $(READY) ## the whole path once, from S3 calls through Spark to Pub/Sub and three registries
 	@$(BIN)/tidings demo
 
 run: $(READY) ## the same stack in the foreground, its data in ./data; Ctrl-C stops it

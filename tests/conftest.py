@@ -32,7 +32,7 @@ _numbers = count(1)
 _STACKS = (
     *("test_kill", "test_log_lines", "test_second_stream", "test_commands", "test_clients", "test_bad_input", "test_operating"),
     *("test_kafka_stack", "test_sns_stack", "test_unread_rules", "test_configuration_race", "test_cluster", "test_traces"),
-    *("test_isolation", "test_catalog_stack", "test_faults", "test_backfill_stack"),
+    *("test_isolation", "test_catalog_stack", "test_faults", "test_backfill_stack", "test_demo", "test_up_consumers"),
     *("test_sick_redis", "test_down"),
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
@@ -193,10 +193,10 @@ class Running:
 
 
 @contextmanager
-def running_stack(folder: Path, **environment: str) -> Iterator[Running]:
+def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator[Running]:
     """`tidings up` on any free port, its data in `folder`."""
     ready_file = folder / "ready.json"
-    command = [sys.executable, "-m", "tidings", "up", "--data", str(folder / "data"), "--port", "0"]
+    command = [sys.executable, "-m", "tidings", "up", "--data", str(folder / "data"), "--port", "0", *arguments]
     log = folder / "up.log"
     with log.open("wb") as out:
         settings = {**os.environ, **cluster.environment(), **_without_kafka(environment), **environment}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tidings.delivery.ownership import Owner
     from tidings.delivery.stream import Stream
 
+_LOGGED = ("s3", "grpc", "pubsub", "kafka", "files", "uploads", "pids")
+"""Of what a stack says when it is ready: no secrets."""
+
 
 def stop_on_signals(event: threading.Event) -> None:
     """SIGINT and SIGTERM set the event; a second one kills as usual."""
@@ -37,6 +40,9 @@ def up(
     data: Annotated[Path, typer.Option(help="The folder for everything that must survive.")] = Path("data"),
     port: Annotated[int, typer.Option(help="The port of the S3 API; 0 takes any free one.", min=0, max=65535)] = 9000,
     ready_file: Annotated[Path | None, typer.Option(help="Write endpoints, keys and process ids here when ready.")] = None,
+    consumers: Annotated[
+        bool, typer.Option("--consumers", help="Beside it the registries of files and uploads, and the inventory.")
+    ] = False,
 ) -> None:
     """Start everything on this machine, and start again what dies. Ctrl-C stops it."""
     from tidings.delivery.session import check_java
@@ -47,16 +53,14 @@ def up(
     stop = threading.Event()
     stop_on_signals(stop)
     with err.status("starting") as status:
-        stack = Stack(data, port, lambda part: status.update(f"starting {part}"))
+        stack = Stack(data, port, lambda part: status.update(f"starting {part}"), consumers)
         stack.start()
     try:
         ready = stack.ready()
         if log.is_json():
-            logging.getLogger("tidings").info(
-                "ready", extra={name: ready[name] for name in ("s3", "grpc", "pubsub", "kafka", "pids") if name in ready}
-            )
+            logging.getLogger("tidings").info("ready", extra={name: ready[name] for name in _LOGGED if name in ready})
         else:
-            out.print(how_to_use(ready))
+            out.print(how_to_use(ready) + (how_to_use_consumers(ready) if consumers else ""))
         stack.supervise(stop.is_set, ready_file)
     finally:
         with err.status("stopping"):
@@ -90,6 +94,38 @@ Copy and paste into another terminal, in the project's folder:
     '{{"TopicConfigurations": [{{"TopicArn": "arn:gcp:pubsub::my-project:my-events", "Events": ["s3:ObjectCreated:*"]}}]}}'
   echo hello | aws s3 cp - s3://my-bucket/hello.txt
   tidings topic read {topic}
+"""
+
+
+def how_to_use_consumers(ready: dict[str, Any]) -> str:
+    """What to copy and paste after that, so that the three consumers have something to hear of."""
+    from tidings.local.consumers import FILES_BUCKET, FILES_TOPIC, files_topic, inventory_topic
+
+    topic = files_topic(ready["project"]).arn
+    return f"""
+Beside it: the inventory of what is sent to {inventory_topic().arn}; the registry of files in {FILES_BUCKET}, which the
+topic {FILES_TOPIC} tells of at {ready["files"]}; the upload registry, at {ready["uploads"]}.
+In the same terminal, with a second or two for an event to arrive:
+
+  export TIDINGS_DATABASE__URL='{ready["database"]}'
+  rule() {{ aws s3api put-bucket-notification-configuration --bucket "$1" --notification-configuration \\
+    '{{"TopicConfigurations": [{{"Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"], "TopicArn": "'"$2"'"}}]}}'; }}
+
+  aws s3api create-bucket --bucket my-stock
+  rule my-stock {inventory_topic().arn}
+  echo bolt | aws s3 cp - s3://my-stock/bolt.txt
+  tidings inventory list my-stock
+
+  aws sns create-topic --name {FILES_TOPIC}
+  aws sns subscribe --topic-arn {topic} --protocol http --notification-endpoint {ready["files"]}
+  aws s3api create-bucket --bucket {FILES_BUCKET}
+  rule {FILES_BUCKET} {topic}
+
+  export TIDINGS_UPLOADS__ENDPOINT=$AWS_ENDPOINT_URL
+  export TIDINGS_UPLOADS__ACCESS_KEY_ID=$AWS_ACCESS_KEY_ID TIDINGS_UPLOADS__SECRET=$AWS_SECRET_ACCESS_KEY
+  tidings uploads init
+  API_KEY=$(tidings access create --project {ready["project"]} --json | sed -E 's/.*"api_key": "([^"]+)".*/\\1/')
+  echo hello | curl -H "Authorization: Bearer $API_KEY" -F name=hello -F file=@- {ready["uploads"]}
 """
 
 
@@ -145,9 +181,11 @@ def migrate() -> None:
 
 
 def demo() -> None:
-    """The whole path once: an S3 call, the change stream, Spark, Pub/Sub. Leaves nothing behind."""
+    """The whole path once: an S3 call, Spark, Pub/Sub; then a row in each of three registries. Leaves nothing behind."""
     from tidings.delivery.session import check_java
+    from tidings.local.circle import check_aws
     from tidings.local.demo import run
 
     check_java()
+    check_aws()
     sys.exit(run(err, out))

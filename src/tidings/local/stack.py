@@ -6,13 +6,10 @@ import fcntl
 import json
 import logging
 import os
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +20,13 @@ from tidings import settings
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project, find_project
 from tidings.changestream.retention import make_ahead
+from tidings.consumers.inventory import offsets
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
+from tidings.local.consumers import KNOWS_BROKERS, Consumers
+from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
-from tidings.local.processes import die_with_parent, end, free_port, step_back
+from tidings.local.processes import free_port
 
 if TYPE_CHECKING:
     from tidings.local.redis import Redis
@@ -34,59 +34,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROJECT = "default"
+_CLUSTER = "local"
 _LOOPBACK = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8", "::1/128"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
+_STOP_ORDER = (("api", "uploads-front"), ("stream",), ("files", "uploads", "inventory"), ("pubsub",))
+"""Roles; those that stand together do not wait for each other."""
 _START_SECONDS = 240.0
-_STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 5.0
 
 
-@dataclass
-class Part:
-    """One child process: how to start it, and how to tell that it is ready."""
-
-    role: str
-    command: list[str]
-    ready: Callable[[], bool]
-    log: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    steps_back: bool = False
-    process: subprocess.Popen[bytes] | None = None
-    failures: int = 0
-    started_at: float = 0.0
-
-    def start(self) -> None:
-        self.started_at = time.monotonic()
-        bind = die_with_parent()
-
-        def settle() -> None:
-            bind()
-            if self.steps_back:
-                step_back()
-
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env={**os.environ, **self.environment},
-                start_new_session=True,  # Ctrl-C reaches us alone: we stop the parts in order
-                preexec_fn=settle,
-            )
-
-    def stop(self) -> None:
-        end(self.process, _STOP_SECONDS)
-
-    def last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return f"{lines[-1] if lines else 'it said nothing'} (see {self.log})"
-
-
 class Stack:
-    """`data` holds everything that must survive; `port` is the S3 API's, 0 for any."""
+    """`data` holds everything that must survive; `port` is the S3 API's, 0 for any. With `consumers`, they are parts of it."""
 
-    def __init__(self, data: Path, port: int = 0, on_progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, data: Path, port: int = 0, on_progress: Callable[[str], None] = lambda _: None, consumers: bool = False
+    ) -> None:
         self.data = data.resolve()
         self._ports = {"s3": port or free_port(), **{part: free_port() for part in ("grpc", "database", "pubsub", "metrics")}}
         self._progress = on_progress
@@ -94,6 +56,7 @@ class Stack:
         self._redis = self._own_redis()
         self._kafka = self._own_kafka()
         self.kafka = ""
+        self.consumers = Consumers() if consumers else None
         self._parts: list[Part] = []
         self.credentials: dict[str, str] = {}
 
@@ -106,7 +69,7 @@ class Stack:
             raise
 
     def _start(self) -> None:
-        if _listens(self._ports["s3"]):
+        if listens(self._ports["s3"]):
             raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
         self.data.mkdir(parents=True, exist_ok=True)
         self._claim_the_folder()
@@ -131,6 +94,17 @@ class Stack:
         for part in self._parts:
             self._progress({"pubsub": "Pub/Sub", "api": "the S3 API", "stream": "Spark"}[part.role])
             self._wait(part)
+        if self.consumers is not None:
+            self._progress("the consumers")
+            self._start_beside(self.consumers.parts(self.environment, self._log))
+
+    def _start_beside(self, parts: list[Part]) -> None:
+        """When the stream is there: until then they would only be in its way."""
+        self._parts += parts
+        for part in parts:
+            part.start()
+        for part in parts:
+            self._wait(part)
 
     def _own_redis(self) -> Redis | None:
         """One of our own, if the settings ask for a cache and name none."""
@@ -148,13 +122,16 @@ class Stack:
             return None
         port = self._ports["kafka"] = free_port()
         command = [sys.executable, "-m", "tidings.local.kafka", "--port", str(port)]
-        return Part("kafka", command, lambda: _listens(port), self._log("kafka"))
+        return Part("kafka", command, lambda: listens(port), self._log("kafka"))
 
     def _find_brokers(self, part: Part) -> None:
         from tidings.local.kafka import ask
 
         self._wait(part)
         self.kafka = ask(f"127.0.0.1:{self._ports['kafka']}")["bootstrap"]
+        if self.consumers is not None:
+            with psycopg.connect(self._postgres.url) as connection:
+                offsets.forget(connection, _CLUSTER)  # new brokers hold nothing of what was read from those before them
 
     def _claim_the_folder(self) -> None:
         """Two stacks over one folder would stop each other's database for ever. The claim ends with the process."""
@@ -180,6 +157,7 @@ class Stack:
             "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
             **({"TIDINGS_KAFKA__CLUSTERS": _local_cluster(self.kafka)} if self._kafka is not None else {}),
+            **(self.consumers.environment(self.s3, self.credentials) if self.consumers is not None else {}),
         }
 
     @property
@@ -192,11 +170,11 @@ class Stack:
 
     def _pubsub(self) -> Part:
         command = [sys.executable, "-m", "tidings.local.pubsub", "--port", str(self._ports["pubsub"])]
-        return Part("pubsub", command, lambda: _listens(self._ports["pubsub"]), self.data / "logs" / "pubsub.log")
+        return Part("pubsub", command, lambda: listens(self._ports["pubsub"]), self.data / "logs" / "pubsub.log")
 
     def _api(self) -> Part:
         command = [sys.executable, "-m", "tidings", "serve"]
-        return Part("api", command, lambda: _answers(f"{self.s3}/-/ready"), self._log("api"), self.environment)
+        return Part("api", command, lambda: answers(f"{self.s3}/-/ready"), self._log("api"), self.environment)
 
     def _stream(self) -> Part:
         ready = self.data / "stream.ready"
@@ -233,6 +211,9 @@ class Stack:
                 raise OperatorError(f"{part.role} was not ready within {_START_SECONDS:g} s: {part.last_words()}")
             time.sleep(_LOOK_SECONDS)
 
+    def last_words(self, role: str) -> str:
+        return next(part for part in self._parts if part.role == role).last_words()
+
     def supervise(self, stopped: Callable[[], bool], ready_file: Path | None = None) -> None:
         """Until told to stop: start again what dies, and keep the ready file true."""
         self.write_ready_file(ready_file)
@@ -267,9 +248,12 @@ class Stack:
         assert self._kafka is not None
         if not self._revive_part(self._kafka):
             return False
+        for part in self._parts:
+            if part.role == KNOWS_BROKERS:
+                part.stop()  # before its positions are forgotten
         self._find_brokers(self._kafka)
         for part in self._parts:
-            if part.role in ("api", "stream"):
+            if part.role in ("api", "stream", KNOWS_BROKERS):
                 part.stop()
                 part.environment = self.environment
                 part.start()
@@ -300,9 +284,10 @@ class Stack:
             "pubsub": self.pubsub,
             "metrics": f"http://127.0.0.1:{self._ports['metrics']}/metrics",
             **kafka,
+            **(self.consumers.urls if self.consumers is not None else {}),
             "database": self._postgres.url,
             **self.credentials,
-            "region": os.environ.get("TIDINGS_API__REGION", "us-east-1"),
+            "region": settings.load().api.region,
             "pids": {"up": os.getpid(), "postgres": self._postgres.pid, **pids, **redis},
         }
 
@@ -316,10 +301,10 @@ class Stack:
 
     def stop(self) -> None:
         """In the order of the path: nobody writes, then nothing is read, then the database ends."""
-        for role in ("api", "stream", "pubsub"):
-            for part in self._parts:
-                if part.role == role:
-                    part.stop()
+        for roles in _STOP_ORDER:
+            going = [part for part in self._parts if part.role in roles]
+            with ThreadPoolExecutor(len(roles)) as pool:
+                list(pool.map(Part.stop, going))
         if self._kafka is not None:
             self._kafka.stop()
         if self._redis is not None:
@@ -329,20 +314,4 @@ class Stack:
 
 def _local_cluster(bootstrap: str) -> str:
     """As the setting `kafka.clusters` has it: one cluster, `local`, for everybody."""
-    return json.dumps({"local": {"bootstrap": bootstrap, "projects": "*"}})
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
+    return json.dumps({_CLUSTER: {"bootstrap": bootstrap, "projects": "*"}})

@@ -72,6 +72,11 @@ def move(connection: psycopg.Connection[Any], cluster: str, expected: Offsets, t
         )
 
 
+def forget(connection: psycopg.Connection[Any], cluster: str) -> None:
+    """For brokers that hold nothing any more: their topics are read from the beginning."""
+    connection.execute("delete from inventory_offsets where cluster = %s", [cluster])
+
+
 def beginning(stored: Offsets, ends: Mapping[str, Mapping[int, Ends]], accept_loss: bool) -> Offsets:
     """Where to read on: at the stored position; a partition without one is read from its oldest message.
 
