@@ -311,7 +311,7 @@ def short(event: dict[str, Any]) -> tuple[Any, ...]:
     return (kind, *hashes) if kind == "COMMIT" else (kind, event["reference"]["name"], *hashes)
 
 
-@pytest.mark.parametrize("runs", [7, pytest.param(28, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("runs", [14, pytest.param(56, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("most_lines", [16, 2])
 def test_the_catalog_does_what_the_model_does(
     database_url: str, monkeypatch: pytest.MonkeyPatch, say: Say, most_lines: int, runs: int
