@@ -171,7 +171,8 @@ def _withheld_events_are_found_and_repaired(made: Circle, seed: int) -> str:
             assert found["misplaced"] >= expected[name]["misplaced"], (name, found)
             assert found["repaired"] == sum(found[kind] for kind in KINDS), (name, found)
         made.compare()
-        for name, found in zip(registries, pool.map(reconcile, registries), strict=True):
+        again = registries if made.form is LONG else ()  # what there is to find was compared already, without three more JVMs
+        for name, found in zip(again, pool.map(reconcile, again), strict=True):
             assert not any(found[kind] for kind in KINDS), (name, found)
     return "; ".join(f"{name} " + ", ".join(f"{found[kind]} {kind}" for kind in KINDS) for name, found in repaired.items())
 
