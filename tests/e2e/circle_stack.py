@@ -49,8 +49,8 @@ DRAIN_SECONDS = 600.0
 @dataclass(frozen=True)
 class Form:
     operations: int
-    rounds: int
-    """How often each process is killed."""
+    kills: int
+    """In turns, of the processes in an order that chance decides."""
     keys: int
     """Of each bucket."""
     pause: tuple[float, float]

@@ -34,8 +34,8 @@ from waiting import until
 
 CERTAIN = ("missing", "extra", "different")
 KINDS = (*CERTAIN, "misplaced")
-SHORT = Form(1_200, 1, 30, (0.5, 1.5), 0.05, 8, 60)
-LONG = Form(20_000, 7, 150, (2, 6), 0.02, 20, 300)
+SHORT = Form(800, 3, 30, (0.5, 1.5), 0.05, 8, 60)
+LONG = Form(20_000, 49, 150, (2, 6), 0.02, 20, 300)
 
 
 @pytest.mark.timeout(5400)
@@ -74,8 +74,8 @@ def _run(made: Circle, seed: int) -> tuple[Counter[str], Operations, Uploads, in
     work = Operations(made.stack.ready, [made.inventory, made.inventory, made.files], seed, threads=4, pace=form.pace)
     uploads = Uploads(made.front, made.api_key, seed, threads=2, pace=2 * form.pace)
     echo = Echo(made.stack.ready["kafka"], TOPIC, seed)
-    roles = [*OURS, *made.kept] * form.rounds
-    chance.shuffle(roles)
+    everybody = [*OURS, *made.kept]
+    roles = [role for _ in range(0, form.kills, len(everybody)) for role in chance.sample(everybody, len(everybody))]
     kills: Counter[str] = Counter()
 
     def done() -> int:
@@ -83,7 +83,7 @@ def _run(made: Circle, seed: int) -> tuple[Counter[str], Operations, Uploads, in
 
     with echo.echoing():
         with work.working(), uploads.working():
-            for role in roles:
+            for role in roles[: form.kills]:
                 time.sleep(chance.uniform(*form.pause))
                 before = done()
                 made.kill(role)
@@ -154,9 +154,11 @@ def _withheld_events_are_found_and_repaired(made: Circle, seed: int) -> str:
             lambda: Counter(missing=len(made.uploads() - made.in_uploads()), extra=len(made.in_uploads() - made.uploads())),
         ),
     }
+    if made.form is SHORT:  # each is a Spark of its own; for the others there are smaller tests
+        registries = {"uploads": registries["uploads"]}
     expected = {name: find() for name, (_, find) in registries.items()}
     assert all(found[kind] for found in expected.values() for kind in ("missing", "extra"))
-    assert all(expected[name]["different"] for name in ("inventory", "files"))
+    assert all(expected[name]["different"] for name in registries if name != "uploads")
 
     def reconcile(name: str, *more: str) -> dict[str, Any]:
         done = tidings("reconcile", registries[name][0], "--with", name, "--json", *more, **made.environment)
@@ -170,7 +172,9 @@ def _withheld_events_are_found_and_repaired(made: Circle, seed: int) -> str:
             assert {kind: found[kind] for kind in CERTAIN} == {kind: expected[name][kind] for kind in CERTAIN}, (name, found)
             assert found["misplaced"] >= expected[name]["misplaced"], (name, found)
             assert found["repaired"] == sum(found[kind] for kind in KINDS), (name, found)
-        made.compare()
+        if made.form is LONG:
+            made.compare()
+        assert made.in_uploads() == made.uploads()
         again = registries if made.form is LONG else ()  # what there is to find was compared already, without three more JVMs
         for name, found in zip(again, pool.map(reconcile, again), strict=True):
             assert not any(found[kind] for kind in KINDS), (name, found)

@@ -29,6 +29,7 @@ def in_general(line: str) -> re.Pattern[str]:
     return re.compile(".+".join(map(re.escape, VARYING.split(line))))
 
 
+@pytest.mark.chaos  # a stack and two more JVMs, for which make test has no time
 @pytest.mark.timeout(600)
 def test_the_demo_shows_every_event_and_the_row_of_each_registry_as_in_the_readme() -> None:
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
