@@ -79,7 +79,7 @@ def test_what_is_refused_is_told_and_the_rest_is_loaded(
         ],
         monkeypatch,
     )
-    assert (done.notifications, done.records, done.refused) == (7, 2, 5)
+    assert (done.notifications, done.records, done.refused) == (7, 3, 5)
     assert done.operations == {"inserted": 1}
     assert [each[1] for each in everything(spark_database)] == [KEY]
     for words in (
