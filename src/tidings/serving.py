@@ -1,4 +1,4 @@
-"""What every HTTP server of ours needs around granian: a port that is free, and workers that end with their parent."""
+"""What every HTTP server of ours is: granian, on a port that is free, with workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,52 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from granian import Granian
+from granian.constants import HTTPModes, Interfaces, Loops, SSLProtocols
+from granian.http import HTTP1Settings
+from granian.log import LogLevels
+from starlette.types import ASGIApp
 
 from tidings.errors import OperatorError
 
-STOP_SECONDS = 30
+_STOP_SECONDS = 30
 """How long requests under way may take to finish once the server is told to stop."""
-GRANIAN_LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
+_LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
 """Its lines go the way of ours."""
 _PR_SET_PDEATHSIG = 1
+
+
+def run(
+    load: Callable[[], ASGIApp], host: str, port: int, workers: int, certificate: Path | None = None, key: Path | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread.
+
+    `load` makes the application in each worker, and carries the settings there. An import string would send them through the
+    environment, and would put the current folder in front of the module path.
+    """
+    server = Granian(
+        "tidings",
+        address=host,
+        port=port,
+        interface=Interfaces.ASGI,
+        workers=workers,
+        loop=Loops.uvloop,
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+        websockets=False,
+        respawn_failed_workers=True,
+        workers_kill_timeout=_STOP_SECONDS,
+        log_level=LogLevels.warning,
+        log_access=False,
+        log_dictconfig=_LOG,
+        ssl_cert=certificate,
+        ssl_key=key,
+        ssl_protocol_min=SSLProtocols.tls12,  # older SDKs have no TLS 1.3
+    )
+    server.serve(target_loader=load, wrap_loader=False)
 
 
 def die_with_parent() -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import gc
 from functools import partial
 
-from granian import Granian
-from granian.constants import HTTPModes, Interfaces, Loops, SSLProtocols
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
 from starlette.types import ASGIApp
 
 from tidings import log, metrics
@@ -16,7 +12,7 @@ from tidings.api import tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
-from tidings.serving import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
+from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 
@@ -32,29 +28,8 @@ def serve(settings: Settings) -> None:
         check_free(host, settings.api.grpc_port, "TIDINGS_API__HOST", "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
     certificate, key = tls.files(settings.api)
-    server = Granian(
-        "tidings",
-        address=host,
-        port=port,
-        interface=Interfaces.ASGI,
-        workers=settings.api.workers,
-        loop=Loops.uvloop,
-        http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000),
-        websockets=False,
-        respawn_failed_workers=True,
-        workers_kill_timeout=STOP_SECONDS,
-        log_level=LogLevels.warning,
-        log_access=False,
-        log_dictconfig=GRANIAN_LOG,
-        ssl_cert=certificate,
-        ssl_key=key,
-        ssl_protocol_min=SSLProtocols.tls12,  # older SDKs have no TLS 1.3
-    )
-    # The loader carries the settings into the workers. An import string would send them through the environment, and
-    # would put the current folder in front of the module path.
     with metrics.shared():
-        server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+        run(partial(_load, settings), host, port, settings.api.workers, certificate, key)
 
 
 def _check_settings(settings: Settings) -> None:

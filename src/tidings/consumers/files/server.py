@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from granian import Granian
-from granian.constants import HTTPModes, Interfaces, Loops
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
 from starlette.types import ASGIApp
 
 from tidings import log, metrics
 from tidings.consumers.files.authorising import VARIABLE, allowed
 from tidings.consumers.files.webhook import create_app
 from tidings.errors import OperatorError
-from tidings.serving import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
+from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 
 
@@ -30,24 +26,8 @@ def serve(settings: Settings) -> None:
             f"or in {VARIABLE}."
         )
     check_free(files.host, files.port, "TIDINGS_FILES__HOST", "TIDINGS_FILES__PORT")
-    server = Granian(
-        "tidings",
-        address=files.host,
-        port=files.port,
-        interface=Interfaces.ASGI,
-        workers=files.workers,
-        loop=Loops.uvloop,
-        http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000),
-        websockets=False,
-        respawn_failed_workers=True,
-        workers_kill_timeout=STOP_SECONDS,
-        log_level=LogLevels.warning,
-        log_access=False,
-        log_dictconfig=GRANIAN_LOG,
-    )
     with metrics.shared():
-        server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+        run(partial(_load, settings), files.host, files.port, files.workers)
 
 
 def _load(settings: Settings) -> ASGIApp:

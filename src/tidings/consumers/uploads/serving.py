@@ -8,10 +8,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import psycopg
-from granian import Granian
-from granian.constants import HTTPModes, Interfaces, Loops
-from granian.http import HTTP1Settings
-from granian.log import LogLevels
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
@@ -21,7 +17,7 @@ from tidings import log
 from tidings.consumers.uploads import places
 from tidings.consumers.uploads.front import Front
 from tidings.db.pool import make_pool
-from tidings.serving import GRANIAN_LOG, STOP_SECONDS, check_free, die_with_parent
+from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 
 _READY_SECONDS = 2.0
@@ -34,23 +30,7 @@ def serve(settings: Settings) -> None:
     check_free(host, port, "TIDINGS_UPLOADS__HOST", "TIDINGS_UPLOADS__PORT")
     _ = settings.database_url
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
-    server = Granian(
-        "tidings",
-        address=host,
-        port=port,
-        interface=Interfaces.ASGI,
-        workers=settings.api.workers,
-        loop=Loops.uvloop,
-        http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000),
-        websockets=False,
-        respawn_failed_workers=True,
-        workers_kill_timeout=STOP_SECONDS,
-        log_level=LogLevels.warning,
-        log_access=False,
-        log_dictconfig=GRANIAN_LOG,
-    )
-    server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+    run(partial(_load, settings), host, port, settings.api.workers)
 
 
 def _load(settings: Settings) -> ASGIApp:
