@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 
 def read(bootstrap: str, topic: str, seconds: float = 30.0) -> list[Any]:
-    """Every message of the topic, from the first to the last of each partition."""
+    """Every message that the topic holds, from the oldest to the last of each partition."""
     reader = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True, "enable.auto.commit": False}
     )
@@ -22,7 +22,7 @@ def read(bootstrap: str, topic: str, seconds: float = 30.0) -> list[Any]:
 def _all(reader: Consumer, topic: str, seconds: float) -> Iterator[Any]:
     partitions = reader.list_topics(topic, timeout=seconds).topics[topic].partitions
     open_ones = set(partitions)
-    reader.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    reader.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
     while open_ones:
         message = reader.poll(seconds)
         assert message is not None, f"{topic} has not been read to its end within {seconds:g} s"

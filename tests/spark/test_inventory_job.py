@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from tidings.consumers.inventory import listing, offsets
 from tidings.consumers.inventory.export import export
 from tidings.consumers.inventory.job import LOCK, Inventory
 from tidings.consumers.inventory.source import NAME, SCHEMA, KafkaSource
+from tidings.consumers.inventory.telling import Rejected, ToldSource, pieces, told
 from tidings.delivery import shipping
 from tidings.errors import OperatorError
 from tidings.local import kafka
@@ -179,6 +182,27 @@ def test_the_job_makes_of_disorder_what_the_store_lists(
     assert {path.name for path in folder.glob("bucket=*/*")} == days
     with pytest.raises(OperatorError, match="is there already"):
         export(spark, known, str(folder))
+
+
+def test_messages_that_go_through_spark_say_the_same(
+    spark: SparkSession, known: Settings, brokers: kafka.Running, topic: str
+) -> None:
+    assert known
+    events = history(2).events()
+    send(brokers, topic, [*events, (TEST_EVENT, None), (b"nonsense", "0" * 16), (events[0][0], b"\xff"), (None, None)])
+    spark.dataSource.register(ToldSource)
+
+    def said(told_: DataFrame) -> tuple[list[list[str]], Counter[str], dict[int, int], list[Rejected]]:
+        found = pieces(told_)
+        rows = sorted(row for each in found for row in csv.reader(each.rows.decode().splitlines()))
+        behind = {part: at for each in found for part, at in each.offsets[topic].items()}
+        counts = sum((each.counts for each in found), Counter[str]())
+        return rows, counts, behind, sorted(one for each in found for one in each.refused)
+
+    direct = said(spark.read.format(ToldSource.name()).options(topics=topic).load())
+    assert direct == said(told(source(spark, topic)))
+    assert direct[1] == Counter(events=len(events), tests=1, refused=3)
+    assert sum(direct[2].values()) == len(events) + 4
 
 
 class Killed(Exception):

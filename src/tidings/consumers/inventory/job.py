@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tidings.consumers.inventory import offsets, reading, rejects
 from tidings.consumers.inventory.merging import merge_csv
 from tidings.consumers.inventory.offsets import Offsets
-from tidings.consumers.inventory.source import NAME, KafkaSource, to_json
-from tidings.consumers.inventory.telling import Told, pieces, told
+from tidings.consumers.inventory.source import NAME, to_json
+from tidings.consumers.inventory.telling import Told, ToldSource, pieces, told
 from tidings.consumers.inventory.turns import Turns
 from tidings.db.connecting import noticing
 from tidings.errors import OperatorError, Superseded
@@ -60,7 +60,7 @@ class Inventory:
         if wanted.source == "kafka":
             _check_connector(spark)
         else:
-            spark.dataSource.register(KafkaSource)
+            spark.dataSource.register(ToldSource)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -96,7 +96,7 @@ class Inventory:
 
         def take(batch: DataFrame, _number: int) -> None:
             try:
-                found = pieces(told(batch))
+                found = pieces(batch)
                 merges.give(lambda: merged(self._merge(found)))
             except BaseException as error:
                 failed.append(error)  # Spark passes on its words alone
@@ -116,11 +116,12 @@ class Inventory:
             merges.finish()
 
     def _stream(self, start: Offsets) -> DataFrame:
+        """What the topics say, as `pieces` reads it."""
         reader, wanted = self._spark.readStream, self._wanted
         topics, positions = ",".join(wanted.topics), json.dumps(to_json(start))
         if wanted.source == NAME:
             return (
-                reader.format(NAME)
+                reader.format(ToldSource.name())
                 .options(cluster=wanted.cluster, topics=topics, positions=positions, max_rows=wanted.max_rows)
                 .load()
             )
@@ -131,7 +132,7 @@ class Inventory:
             "maxOffsetsPerTrigger": wanted.max_rows,
             "includeHeaders": True,
         }
-        return reader.format("kafka").options(**wanted.spark_options, **named).load()
+        return told(reader.format("kafka").options(**wanted.spark_options, **named).load())
 
     def _merge(self, found: list[Told]) -> int:
         """One batch; returns the lag behind it."""

@@ -15,7 +15,7 @@ A partition of Kafka is a partition of Spark's. The offset is what `positions` h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ from tidings.delivery.settings import KafkaCluster
 from tidings.errors import OperatorError
 
 NAME = "tidings-kafka"
+_Batch = Callable[[reading.Range, Sequence[Any]], pa.RecordBatch]
 _MAX_ROWS = 50_000
 
 SCHEMA = StructType(
@@ -88,10 +89,15 @@ class KafkaSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
-        return RangeReader(_Wanted(self.options))
+        return RangeReader(_Wanted(self.options), self.batch)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
-        return StreamReader(_Wanted(self.options))
+        return StreamReader(_Wanted(self.options), self.batch)
+
+    @staticmethod
+    def batch(range_: reading.Range, messages: Sequence[Any]) -> pa.RecordBatch:
+        """What messages of a range, as librdkafka gives them, are for Spark. In a worker."""
+        return _batch(range_, messages)
 
 
 class _Wanted:
@@ -121,22 +127,24 @@ class Part(InputPartition):
 class RangeReader(DataSourceReader):
     """From the positions up to what there is when the query is planned."""
 
-    def __init__(self, wanted: _Wanted) -> None:
+    def __init__(self, wanted: _Wanted, batch: _Batch) -> None:
         self._wanted = wanted
+        self._batch = batch
 
     def partitions(self) -> Sequence[InputPartition]:
         ends = self._wanted.ends()
         return _parts(self._wanted.positions, _highs(ends), ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._wanted, partition)
+        return _read(self._wanted, partition, self._batch)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches without end."""
 
-    def __init__(self, wanted: _Wanted) -> None:
+    def __init__(self, wanted: _Wanted, batch: _Batch) -> None:
         self._wanted = wanted
+        self._batch = batch
         self._target: Offsets | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -159,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _parts(from_json(start), from_json(end), self._wanted.ends())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._wanted, partition)
+        return _read(self._wanted, partition, self._batch)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: whoever reads keeps the position."""
@@ -206,10 +214,10 @@ def _parts(start: Offsets, end: Offsets, ends: Mapping[str, Mapping[int, Ends]])
     return parts
 
 
-def _read(wanted: _Wanted, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(wanted: _Wanted, partition: InputPartition, batch: _Batch) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, Part)
     for messages in reading.read(wanted.cluster(), partition.range):
-        yield _batch(partition.range, messages)
+        yield batch(partition.range, messages)
 
 
 def _batch(range_: reading.Range, messages: Sequence[Any]) -> pa.RecordBatch:

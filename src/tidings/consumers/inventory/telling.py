@@ -1,4 +1,8 @@
-"""What messages say, found out where they were read: Spark's workers write the rows as PostgreSQL takes them."""
+"""What messages say, found out where they were read: Spark's workers write the rows as PostgreSQL takes them.
+
+Our own source tells in the worker that reads, so that the messages themselves never go through Spark; what Spark's connector
+reads is told in a worker of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,35 @@ import io
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import csv
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tidings.consumers.inventory.merging import COLUMNS
 from tidings.consumers.inventory.offsets import Offsets
+from tidings.consumers.inventory.reading import Range
 from tidings.consumers.inventory.rules import Row, TestEvent, read
+from tidings.consumers.inventory.source import KafkaSource
 
 _KEPT_REFUSED = 100
 """So many messages of a piece are kept at most that could not be used: enough to see why."""
 _KEPT_BYTES = 1024
 _TYPES = {"boolean": pa.bool_(), "bigint": pa.int64()}
 _ROWS = pa.schema([(name, _TYPES.get(type_, pa.string())) for name, type_ in COLUMNS.items()])
-_TOLD = pa.schema(
+_TOLD = StructType(
     [
-        ("rows", pa.binary()),
-        ("refused", pa.string()),
-        ("counts", pa.string()),
-        ("offsets", pa.string()),
+        StructField("rows", BinaryType()),
+        StructField("refused", StringType()),
+        StructField("counts", StringType()),
+        StructField("offsets", StringType()),
     ]
 )
+_ARROW = pa.schema([("rows", pa.binary()), ("refused", pa.string()), ("counts", pa.string()), ("offsets", pa.string())])
 
 
 class Rejected(NamedTuple):
@@ -50,11 +58,26 @@ class Told(NamedTuple):
     offsets: Offsets
 
 
+class ToldSource(KafkaSource):
+    """The topics, told: a few large rows, which `pieces` reads."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidings-inventory"
+
+    def schema(self) -> StructType:
+        return _TOLD
+
+    @staticmethod
+    def batch(range_: Range, messages: Sequence[Any]) -> pa.RecordBatch:
+        return _said((each.value(), range_.topic, range_.part, each.offset(), _sequencer(each.headers())) for each in messages)
+
+
 def told(messages: DataFrame) -> DataFrame:
-    """A few large rows; `pieces` reads them."""
+    """The same of messages as Spark's connector has them."""
     sequencer = F.get(F.filter("headers", lambda header: header.key == "sequencer"), F.lit(0)).value
     needed = messages.select("value", "topic", "partition", "offset", sequencer.alias("sequencer"))
-    return needed.mapInArrow(_told, "rows binary, refused string, counts string, offsets string")
+    return needed.mapInArrow(_told, _TOLD)
 
 
 def pieces(found: DataFrame) -> list[Told]:
@@ -73,19 +96,24 @@ def pieces(found: DataFrame) -> list[Told]:
 def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if batch.num_rows:
-            yield pa.RecordBatch.from_pylist([_said(batch)], schema=_TOLD)
+            yield _said(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def _said(batch: pa.RecordBatch) -> dict[str, Any]:
-    values, topics, parts, offsets, sequencers = (column.to_pylist() for column in batch.columns)
+def _sequencer(headers: Sequence[tuple[str, str | bytes | None]] | None) -> str | bytes | None:
+    """Of headers that bear the same name the first counts."""
+    return next((value for name, value in headers or () if name == "sequencer"), None)
+
+
+def _said(messages: Iterable[tuple[Any, str, int, int, Any]]) -> pa.RecordBatch:
+    """Of messages by value, topic, partition, offset and header."""
     rows: list[Row] = []
     refused: list[tuple[Any, ...]] = []
     behind: dict[str, dict[int, int]] = {}
     counts = Counter({"events": 0, "tests": 0, "refused": 0})
-    for value, topic, part, offset, sequencer in zip(values, topics, parts, offsets, sequencers, strict=True):
+    for value, topic, part, offset, sequencer in messages:
         reached = behind.setdefault(topic, {})
         reached[part] = max(offset + 1, reached.get(part, 0))
-        found = read(value, None if sequencer is None else sequencer.decode("ascii", "replace"))
+        found = read(value, sequencer.decode("ascii", "replace") if isinstance(sequencer, bytes) else sequencer)
         if isinstance(found, Row):
             rows.append(found)
         elif isinstance(found, TestEvent):
@@ -95,12 +123,13 @@ def _said(batch: pa.RecordBatch) -> dict[str, Any]:
             if len(refused) < _KEPT_REFUSED:
                 refused.append((topic, part, offset, found.reason, value and b64encode(value[:_KEPT_BYTES]).decode()))
     counts["events"] = len(rows)
-    return {
+    told = {
         "rows": as_csv(rows),
         "refused": json.dumps(refused),
         "counts": json.dumps(counts),
         "offsets": json.dumps(behind),
     }
+    return pa.RecordBatch.from_pylist([told], schema=_ARROW)
 
 
 def as_csv(rows: list[Row]) -> bytes:
