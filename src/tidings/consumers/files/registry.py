@@ -49,15 +49,16 @@ join hat.atlases a
 """
 
 # What needs to be decided about: the records of a key that comes more than once or is known already, and those that do not just
-# write a file. Most files are new and come once.
+# write a file. Most files are new and come once. Here and below, what is lateral and limited is one look into an index for each
+# record: a join might read the whole registry, and its price would grow with it.
 _OPEN: LiteralString = """
 create temporary table undecided on commit drop as
 with again as (select bucket, key from {staged} group by bucket, key having count(*) > 1)
 select s.* from {staged} s left join again on again.bucket = s.bucket and again.key = s.key
+left join lateral (select true as known from hat.files f where f.bucket = s.bucket and f.key = s.key limit 1) f on true
+left join lateral (select true as known from hat.removals r where r.bucket = s.bucket and r.key = s.key limit 1) r on true
 where again.key is not null or s.kind <> 'created' or not (s.atlas is null or s.atlas = any({atlases}))
-   or not {awaits} and s.sha256_client is null
-   or exists (select from hat.files f where f.bucket = s.bucket and f.key = s.key)
-   or exists (select from hat.removals r where r.bucket = s.bucket and r.key = s.key)
+   or not {awaits} and s.sha256_client is null or f.known or r.known
 """
 
 # All others, in the order of the index.
@@ -84,10 +85,10 @@ with facts as (
                partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc
            ) as place
     from pg_temp.undecided s
-    left join hat.files f
-      on f.bucket = s.bucket and f.key = s.key and coalesce(f.version_id, '') = coalesce(s.version_id, '')
-    left join hat.removals r
-      on r.bucket = s.bucket and r.key = s.key and coalesce(r.version_id, '') = coalesce(s.version_id, '')
+    left join lateral (select * from hat.files f where f.bucket = s.bucket and f.key = s.key
+                       and coalesce(f.version_id, '') = coalesce(s.version_id, '') limit 1) f on true
+    left join lateral (select * from hat.removals r where r.bucket = s.bucket and r.key = s.key
+                       and coalesce(r.version_id, '') = coalesce(s.version_id, '') limit 1) r on true
 ), won as (
     select facts.*, a.atlas_id,
            case
@@ -271,6 +272,8 @@ def merge(connection: Connection, staged: sql.Identifier, awaits: bool) -> Merge
     if operations["refused"]:
         refused = connection.execute(sql.SQL(_REFUSED).format(most=sql.Literal(_MOST_WORDS)))
         refusals = tuple(_refusal(*row) for row in refused)
+    connection.execute("set local enable_hashjoin = off")  # for the same reason: what is decided looks into the indexes
+    connection.execute("set local enable_mergejoin = off")
     for statement in _APPLY:
         connection.execute(statement)
     return Merged(operations, refusals)
