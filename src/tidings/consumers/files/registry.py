@@ -48,17 +48,21 @@ join hat.atlases a
  and lower(a.overview ->> 'shortName') = lower(w.short_name)
 """
 
-# What needs to be decided about: the records of a key that comes more than once or is known already, and those that do not just
-# write a file. Most files are new and come once. Here and below, what is lateral and limited is one look into an index for each
-# record: a join might read the whole registry, and its price would grow with it.
+# What needs to be decided about: the records of a key that is known already, of which a version comes twice, or of which a
+# record does not just write a file. Most keys are new, and their versions come once. Here and below, what is lateral and
+# limited is one look into an index for each record: a join might read the whole registry, and its price would grow with it.
 _OPEN: LiteralString = """
 create temporary table undecided on commit drop as
-with again as (select bucket, key from {staged} group by bucket, key having count(*) > 1)
-select s.* from {staged} s left join again on again.bucket = s.bucket and again.key = s.key
+with odd as (
+    select bucket, key from {staged} group by bucket, key, version_id having count(*) > 1
+    union
+    select bucket, key from {staged}
+    where kind <> 'created' or not (atlas is null or atlas = any({atlases})) or not {awaits} and sha256_client is null
+)
+select s.* from {staged} s left join odd on odd.bucket = s.bucket and odd.key = s.key
 left join lateral (select true as known from hat.files f where f.bucket = s.bucket and f.key = s.key limit 1) f on true
 left join lateral (select true as known from hat.removals r where r.bucket = s.bucket and r.key = s.key limit 1) r on true
-where again.key is not null or s.kind <> 'created' or not (s.atlas is null or s.atlas = any({atlases}))
-   or not {awaits} and s.sha256_client is null or f.known or r.known
+where odd.key is not null or f.known or r.known
 """
 
 # All others, in the order of the index.
@@ -66,10 +70,11 @@ _ENTER: LiteralString = """
 insert into hat.files (bucket, key, version_id, etag, size_bytes, sequencer, event_name, event_time, file_type, atlas_id,
                        is_latest, sha256_client, integrity_status)
 select s.bucket, s.key, s.version_id, s.etag, s.size_bytes, s.sequencer, s.event_name, s.event_time, s.file_type, a.atlas_id,
-       true, s.sha256_client, case when s.sha256_client is null then 'awaiting' else 'pending' end
+       row_number() over (partition by s.key, s.bucket order by s.sequencer desc, s.version_id desc nulls last) = 1,
+       s.sha256_client, case when s.sha256_client is null then 'awaiting' else 'pending' end
 from {staged} s left join unnest({atlases}::text[], {ids}::uuid[]) a (atlas, atlas_id) using (atlas)
 where not exists (select from pg_temp.undecided u where u.bucket = s.bucket and u.key = s.key)
-order by s.key
+order by s.key, s.bucket
 """
 
 # One row for each version that the undecided records speak of, by the record that counts. `effective`: it changes what is
