@@ -177,6 +177,59 @@ def test_a_sha256_that_was_awaited_is_taken_when_it_comes(registry_url: str) -> 
         ]
 
 
+def test_a_sha256_that_comes_after_validation_missed_it_is_to_be_looked_at_again(registry_url: str) -> None:
+    with psycopg.connect(registry_url, autocommit=True) as database:
+        emptied(database)
+        one = record(CREATED, KEYS[0], "v1", "5".zfill(32))
+        with database.transaction():
+            registry.merge_rows(database, [row(one, None)], awaits=True)
+        database.execute(
+            "update hat.files set integrity_status = 'error', integrity_error = 'none', integrity_checked_at = now()"
+        )
+        merge(database, [one])
+        found = "select sha256_client, integrity_status, integrity_error, integrity_checked_at from hat.files"
+        assert database.execute(found).fetchall() == [(SHA256, "pending", None, None)]
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+@pytest.mark.parametrize("version", ["v1", None])
+def test_of_the_same_record_twice_in_a_batch_the_one_with_a_sha256_counts(
+    registry_url: str, version: str | None, awaits: bool
+) -> None:
+    one = record(CREATED, KEYS[0], version, "5".zfill(32))
+    with psycopg.connect(registry_url, autocommit=True) as database:
+        for both in ([SHA256, None], [None, SHA256]):
+            emptied(database)
+            with database.transaction():
+                merged = registry.merge_rows(database, [row(one, digest) for digest in both], awaits)
+            assert (merged.operations, merged.refusals) == ({"inserted": 1}, ())
+            assert database.execute("select sha256_client from hat.files").fetchall() == [(SHA256,)]
+
+
+def test_new_keys_become_the_same_whether_they_have_to_be_decided_about_or_not(registry_url: str) -> None:
+    """In two buckets, so that a key alone is nobody's."""
+    chance = random.Random(7)
+    records = [
+        record(CREATED, key, version, f"{chance.randrange(1, 10**6):032X}")._replace(bucket=bucket)
+        for bucket in (BUCKET, "another")
+        for key in KEYS
+        for version in (None, "v1", "v2", "v3")
+    ]
+    with psycopg.connect(registry_url, autocommit=True) as database:
+        found = []
+        for batch in (records, [*records, *records]):  # what comes twice has to be decided about
+            emptied(database)
+            assert merge(database, batch).operations == {"inserted": len(records)}
+            found.append(files(database))
+        assert found[0] == found[1]
+        newest = {
+            (each.bucket, each.key): max(records, key=lambda one: one.sequencer if one[1:3] == each[1:3] else "")
+            for each in records
+        }
+        latest = database.execute("select bucket, key, sequencer from hat.files where is_latest").fetchall()
+        assert sorted(latest) == sorted((*of, each.sequencer) for of, each in newest.items())
+
+
 def test_atlases_that_could_be_meant_alike_cannot_both_be_there(registry_url: str) -> None:
     with psycopg.connect(registry_url, autocommit=True) as database:
         add_atlas(database, "lung", "Lung", "1")

@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -23,6 +24,7 @@ from granian.server.embed import Server
 
 import sns_messages
 from files_registry import BUCKET, Answer, event, everything, post
+from tidings.consumers.files import webhook
 from tidings.consumers.files.webhook import create_app
 from tidings.local.processes import free_port
 from tidings.settings import Settings
@@ -39,6 +41,27 @@ class Certificates:
         if url != sns_messages.URL:
             raise Forged(f"nothing at {url}")
         return self._pem
+
+
+class Aws:
+    """What answers at AWS, which is not to be reached from here."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.status = 200
+
+    async def get(self, url: str, _seconds: float, _most: int) -> SimpleNamespace:
+        self.asked.append(url)
+        return SimpleNamespace(status=self.status, body=b"")
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
+    found = Aws()
+    monkeypatch.setattr(webhook, "caller", lambda _settings: found)
+    return found
 
 
 @contextmanager
@@ -78,7 +101,8 @@ def certificates() -> Certificates:
 
 
 @pytest.fixture
-def url(database_url: str, certificates: Certificates) -> Iterator[str]:
+def url(database_url: str, certificates: Certificates, aws: Aws) -> Iterator[str]:
+    assert aws
     settings = Settings(
         database={"url": database_url},
         files={
@@ -104,13 +128,21 @@ def test_genuine_notifications_of_aws_are_taken_in_both_versions_with_and_withou
     assert len(everything(database)) == 1
 
 
-def test_genuine_confirmations_of_aws_are_taken_in_both_versions(url: str) -> None:
+def test_genuine_confirmations_of_aws_are_taken_in_both_versions(url: str, aws: Aws) -> None:
     for version in ("1", "2"):
         left = sns_messages.confirmation(SignatureVersion=version, Type="UnsubscribeConfirmation", MessageId=str(uuid.uuid4()))
         assert post(url, left).body == {"status": "unsubscribed"}
-        # AWS itself is not to be reached: that it is asked at all is what the signature has earned
-        answer = post(url, sns_messages.confirmation(SignatureVersion=version, MessageId=str(uuid.uuid4())))
-        assert (answer.status, "could not be confirmed" in answer.error) == (500, True)
+        assert aws.asked == []
+        message = sns_messages.confirmation(SignatureVersion=version, MessageId=str(uuid.uuid4()))
+        answer = post(url, message, **{"x-amz-sns-message-type": "SubscriptionConfirmation"})
+        assert (answer.status, answer.body) == (200, {"status": "confirmed"})
+        assert [aws.asked.pop()] == [message["SubscribeURL"]]
+
+
+def test_a_confirmation_that_aws_does_not_take_is_asked_for_again(url: str, aws: Aws) -> None:
+    aws.status = 500
+    answer = post(url, sns_messages.confirmation(MessageId=str(uuid.uuid4())))
+    assert (answer.status, "could not be confirmed" in answer.error) == (500, True)
 
 
 def expected(name: str) -> int:

@@ -153,6 +153,7 @@ def test_the_job_makes_of_disorder_what_the_store_lists(
         (b"nonsense", "0" * 16),
         (events[0][0], None),
         (None, b"\xff"),
+        (b"", "0" * 16),
     ]
     random.Random(1).shuffle(sent)
     send(brokers, topic, sent)
@@ -160,12 +161,13 @@ def test_the_job_makes_of_disorder_what_the_store_lists(
     running = Inventory(spark, known, once=True)
     running.run(lags.append)
     assert listed(spark_database) == made.listed()
-    assert (running.counts["events"], running.counts["tests"], running.counts["refused"]) == (len(sent) - 4, 1, 3)
+    assert (running.counts["events"], running.counts["tests"], running.counts["refused"]) == (len(sent) - 5, 1, 4)
     assert lags == sorted(lags, reverse=True)
     assert len(lags) > 1
     assert lags[-1] == 0
     reasons = [row["reason"] for row in listing.rejects(spark_database, 10)]
     assert sorted(reason.split(",")[0] for reason in reasons) == [
+        "the body is not JSON",
         "the body is not JSON",
         "the message has no body",
         "there is no header sequencer",
@@ -189,7 +191,11 @@ def test_messages_that_go_through_spark_say_the_same(
 ) -> None:
     assert known
     events = history(2).events()
-    send(brokers, topic, [*events, (TEST_EVENT, None), (b"nonsense", "0" * 16), (events[0][0], b"\xff"), (None, None)])
+    send(
+        brokers,
+        topic,
+        [*events, (TEST_EVENT, None), (b"nonsense", "0" * 16), (events[0][0], b"\xff"), (None, None), (b"", "0" * 16)],
+    )
     spark.dataSource.register(ToldSource)
 
     def said(told_: DataFrame) -> tuple[list[list[str]], Counter[str], dict[int, int], list[Rejected]]:
@@ -201,8 +207,8 @@ def test_messages_that_go_through_spark_say_the_same(
 
     direct = said(spark.read.format(ToldSource.name()).options(topics=topic).load())
     assert direct == said(told(source(spark, topic)))
-    assert direct[1] == Counter(events=len(events), tests=1, refused=3)
-    assert sum(direct[2].values()) == len(events) + 4
+    assert direct[1] == Counter(events=len(events), tests=1, refused=4)
+    assert sum(direct[2].values()) == len(events) + 5
 
 
 class Killed(Exception):

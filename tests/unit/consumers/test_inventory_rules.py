@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from csv import reader
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -91,6 +92,14 @@ def test_an_object_without_a_content_type_has_none() -> None:
     found = row(said(WRITE, content_type=None))
     assert isinstance(found, Row)
     assert found.content_type is None
+
+
+@pytest.mark.parametrize("zone", ["+23:00", "-23:59", "+00:00:30"])
+def test_a_time_in_any_zone_is_told_in_utc_which_postgresql_takes(zone: str) -> None:
+    found = row(said(WRITE, request_time=f"2018-07-04T17:12:28{zone}"))
+    assert isinstance(found, Row)
+    assert found.event_at.endswith("+00:00")
+    assert datetime.fromisoformat(found.event_at) == datetime.fromisoformat(f"2018-07-04T17:12:28{zone}")
 
 
 def test_a_test_event_is_nothing_to_keep() -> None:

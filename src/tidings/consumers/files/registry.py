@@ -65,7 +65,7 @@ left join lateral (select true as known from hat.removals r where r.bucket = s.b
 where odd.key is not null or f.known or r.known
 """
 
-# All others, in the order of the index.
+# All others, by key, which is the order of the indexes within a bucket.
 _ENTER: LiteralString = """
 insert into hat.files (bucket, key, version_id, etag, size_bytes, sequencer, event_name, event_time, file_type, atlas_id,
                        is_latest, sha256_client, integrity_status)
@@ -87,13 +87,22 @@ with facts as (
     select s.*, f.id as file_id, f.sequencer as file_sequencer, f.etag as file_etag, r.sequencer as removal_sequencer,
            coalesce(r.sequencer < s.sequencer, true) and coalesce(f.sequencer < s.sequencer, true) as newer,
            row_number() over (
-               partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc
+               partition by s.key, s.bucket, s.version_id order by s.sequencer desc, s.kind desc, s.etag desc, s.sha256_client
            ) as place
     from pg_temp.undecided s
-    left join lateral (select * from hat.files f where f.bucket = s.bucket and f.key = s.key
-                       and coalesce(f.version_id, '') = coalesce(s.version_id, '') limit 1) f on true
-    left join lateral (select * from hat.removals r where r.bucket = s.bucket and r.key = s.key
-                       and coalesce(r.version_id, '') = coalesce(s.version_id, '') limit 1) r on true
+    left join lateral (
+        select * from hat.files f where f.bucket = s.bucket and f.key = s.key and f.version_id = s.version_id
+        union all
+        select * from hat.files f where f.bucket = s.bucket and f.key = s.key and f.version_id is null and s.version_id is null
+        limit 1
+    ) f on true
+    left join lateral (
+        select * from hat.removals r where r.bucket = s.bucket and r.key = s.key and r.version_id = s.version_id
+        union all
+        select * from hat.removals r
+        where r.bucket = s.bucket and r.key = s.key and r.version_id is null and s.version_id is null
+        limit 1
+    ) r on true
 ), won as (
     select facts.*, a.atlas_id,
            case
@@ -158,6 +167,7 @@ select d.bucket, d.key, d.version_id, d.etag, d.size_bytes, d.sequencer, d.event
 from decided d
 """
 _ANEW: LiteralString = "file.version_id is null and file.sequencer < excluded.sequencer"
+_CAME: LiteralString = "file.sha256_client is null and excluded.sha256_client is not null"
 
 _APPLY: tuple[LiteralString, ...] = (
     # what is gone: the row goes, and a note stays
@@ -194,12 +204,11 @@ _APPLY: tuple[LiteralString, ...] = (
                              else coalesce(file.sha256_client, excluded.sha256_client) end,
         sha256_server = case when {_ANEW} then null else file.sha256_server end,
         source_study_id = case when {_ANEW} then null else file.source_study_id end,
-        integrity_status = case when {_ANEW} or file.integrity_status = 'awaiting' then excluded.integrity_status
-                                else file.integrity_status end,
-        integrity_checked_at = case when {_ANEW} then null else file.integrity_checked_at end,
-        integrity_error = case when {_ANEW} then null else file.integrity_error end
+        integrity_status = case when {_ANEW} or {_CAME} then excluded.integrity_status else file.integrity_status end,
+        integrity_checked_at = case when {_ANEW} or {_CAME} then null else file.integrity_checked_at end,
+        integrity_error = case when {_ANEW} or {_CAME} then null else file.integrity_error end
     where {_ANEW} or file.etag = excluded.etag
-          and (file.sequencer < excluded.sequencer or file.sha256_client is null and excluded.sha256_client is not null)
+          and (file.sequencer < excluded.sequencer or {_CAME})
     """,
     # the one before becomes the latest again
     """

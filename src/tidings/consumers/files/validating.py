@@ -38,6 +38,7 @@ _FOUND: Mapping[str, LiteralString] = {
 }
 
 # A null version that was written again meanwhile has another sequencer: what was found is of the one before, and is dropped.
+# So is that there is no SHA-256 of the client's, where one has come meanwhile.
 _WRITE = """
 with linked as (
     update hat.files f
@@ -46,6 +47,7 @@ with linked as (
         source_study_id = case when f.file_type = 'source_dataset' then coalesce(s.id, f.source_study_id) end
     from pg_temp.found n left join hat.source_studies s on s.doi = n.doi
     where f.id = n.id and f.sequencer = n.sequencer
+      and (f.sha256_client is null or n.sha256_client is not null or n.sha256_server is null)
     returning n.status, n.doi, s.id as study
 )
 select count(*) filter (where status = 'valid'), count(*) filter (where status = 'invalid'),

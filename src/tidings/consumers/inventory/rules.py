@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 WRITE = "Object:Write"
@@ -155,7 +155,7 @@ def _time(value: Any) -> str:
     try:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is not None and 1970 <= moment.year < 9999:
-            return moment.isoformat()
+            return moment.astimezone(UTC).isoformat()  # PostgreSQL does not take every zone that ISO 8601 can say
     except (TypeError, ValueError):
         pass
     raise ValueError(f"request_time is {_shown(value)}, not a time with its zone in ISO 8601")

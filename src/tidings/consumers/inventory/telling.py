@@ -85,7 +85,7 @@ def pieces(found: DataFrame) -> list[Told]:
     answers = []
     for row in found.collect():
         refused = [
-            Rejected(topic, part, offset, reason, body and b64decode(body))
+            Rejected(topic, part, offset, reason, None if body is None else b64decode(body))
             for topic, part, offset, reason, body in json.loads(row.refused)
         ]
         offsets = {topic: {int(part): at for part, at in parts.items()} for topic, parts in json.loads(row.offsets).items()}
@@ -121,7 +121,8 @@ def _said(messages: Iterable[tuple[Any, str, int, int, Any]]) -> pa.RecordBatch:
         else:
             counts["refused"] += 1
             if len(refused) < _KEPT_REFUSED:
-                refused.append((topic, part, offset, found.reason, value and b64encode(value[:_KEPT_BYTES]).decode()))
+                kept = None if value is None else b64encode(value[:_KEPT_BYTES]).decode()
+                refused.append((topic, part, offset, found.reason, kept))
     counts["events"] = len(rows)
     told = {
         "rows": as_csv(rows),
