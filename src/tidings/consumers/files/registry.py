@@ -78,9 +78,9 @@ order by s.key, s.bucket
 """
 
 # One row for each version that the undecided records speak of, by the record that counts. `effective`: it changes what is
-# known. `leads`: of all that become known now about its key, it is ahead. `behind`: something was known that is ahead of it,
-# and may be gone when this is applied. No version id is empty, so '' can stand for null in joins, which do not know that null
-# equals null. Keys come before buckets where rows are sorted: they differ sooner.
+# known. `leads`: of all that become known now about its key, it is ahead. `behind`, of one that leads: something was known that
+# is ahead of it, and may be gone when this is applied. No version id is empty, so '' can stand for null where rows are
+# compared, which does not know that null equals null. Keys come before buckets where rows are sorted: they differ sooner.
 _DECIDE = """
 create temporary table decided on commit drop as
 with facts as (
@@ -120,26 +120,31 @@ with facts as (
               torn (of_bucket, of_key, of_version, of_write, one_etag)
       on of_bucket = bucket and of_key = key and of_version = coalesce(version_id, '') and of_write in ('', sequencer)
     where place = 1
+), ranked as (
+    select bucket, key, version_id, sequencer, kind, etag, size_bytes, event_name, event_time, file_type, atlas_id,
+           sha256_client, atlas, file_id, coalesce(file_etag, one_etag) as other_etag, removal_sequencer, refused,
+           newer and refused is null as effective,
+           case
+               when refused is not null then 'refused'
+               when kind <> 'created' then case when newer then 'removed' else 'stale' end
+               when newer and file_id is null then 'inserted'
+               when newer or known then 'updated'
+               else 'stale'
+           end as operation,
+           row_number() over (
+               partition by key, bucket
+               order by newer and refused is null and kind <> 'removed' desc, sequencer desc, version_id desc nulls last
+           ) = 1 and newer and refused is null and kind <> 'removed' as leads
+    from won
 )
-select bucket, key, version_id, sequencer, kind, etag, size_bytes, event_name, event_time, file_type, atlas_id,
-       sha256_client, atlas, file_id, coalesce(file_etag, one_etag) as other_etag, removal_sequencer, refused,
-       newer and refused is null as effective,
-       case
-           when refused is not null then 'refused'
-           when kind <> 'created' then case when newer then 'removed' else 'stale' end
-           when newer and file_id is null then 'inserted'
-           when newer or known then 'updated'
-           else 'stale'
-       end as operation,
-       row_number() over (
-           partition by key, bucket
-           order by newer and refused is null and kind <> 'removed' desc, sequencer desc, version_id desc nulls last
-       ) = 1 and newer and refused is null and kind <> 'removed' as leads,
-       exists (select from hat.files o where o.bucket = won.bucket and o.key = won.key
-               and (o.sequencer, coalesce(o.version_id, '')) > (won.sequencer, coalesce(won.version_id, '')))
-       or exists (select from hat.removals m where m.is_marker and m.bucket = won.bucket and m.key = won.key
-                  and (m.sequencer, coalesce(m.version_id, '')) > (won.sequencer, coalesce(won.version_id, ''))) as behind
-from won
+select d.*,
+       case when leads then
+           exists (select from hat.files o where o.bucket = d.bucket and o.key = d.key
+                   and (o.sequencer, coalesce(o.version_id, '')) > (d.sequencer, coalesce(d.version_id, '')))
+           or exists (select from hat.removals m where m.is_marker and m.bucket = d.bucket and m.key = d.key
+                      and (m.sequencer, coalesce(m.version_id, '')) > (d.sequencer, coalesce(d.version_id, '')))
+       end as behind
+from ranked d
 """
 
 # Versions that are staged with two ETags; of the null version each write has its own.
