@@ -1,6 +1,6 @@
 """The file registry's webhook and AWS's own messages: genuine ones are taken, a corpus of forged ones is refused.
 
-The server is real; certificates of AWS come through a function of the test, for its hosts are not to be had here.
+The server is real; what it would ask AWS's hosts, which are not to be had here, it asks a caller of the test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -24,53 +23,39 @@ from granian.server.embed import Server
 
 import sns_messages
 from files_registry import BUCKET, Answer, event, everything, post
-from tidings.consumers.files import webhook
 from tidings.consumers.files.webhook import create_app
 from tidings.local.processes import free_port
+from tidings.outgoing.connecting import Answer as Answered
+from tidings.outgoing.connecting import Caller
+from tidings.outgoing.settings import OutgoingSettings
 from tidings.settings import Settings
-from tidings.topics.verifying import Forged
 
 
-class Certificates:
+class Aws(Caller):
+    """What answers at AWS's hosts: a certificate, and to every confirmation the same."""
+
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        super().__init__(OutgoingSettings())
+        self.certificates: list[str] = []
+        self.confirmations: list[str] = []
+        self.status = 200
         self._pem = sns_messages.certificate("sns.amazonaws.com", sns_messages.key())
 
-    async def fetch(self, url: str) -> bytes:
-        self.asked.append(url)
-        if url != sns_messages.URL:
-            raise Forged(f"nothing at {url}")
-        return self._pem
-
-
-class Aws:
-    """What answers at AWS, which is not to be reached from here."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.status = 200
-
-    async def get(self, url: str, _seconds: float, _most: int) -> SimpleNamespace:
-        self.asked.append(url)
-        return SimpleNamespace(status=self.status, body=b"")
-
-    async def close(self) -> None: ...
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
-    found = Aws()
-    monkeypatch.setattr(webhook, "caller", lambda _settings: found)
-    return found
+    async def get(self, url: str, timeout: float, most: int) -> Answered:  # noqa: ARG002
+        if "Action=ConfirmSubscription" in url:
+            self.confirmations.append(url)
+            return Answered(self.status, {}, b"")
+        self.certificates.append(url)
+        return Answered(200, {}, self._pem) if url == sns_messages.URL else Answered(404, {}, b"")
 
 
 @contextmanager
-def served(settings: Settings, certificates: Certificates) -> Iterator[str]:
+def served(settings: Settings, aws: Aws) -> Iterator[str]:
     """The application in a thread, on a port of its own."""
     port, loop, stop = free_port(), asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
-        app = create_app(settings, certificates.fetch)
+        app = create_app(settings, aws)
         server = Server(app, port=port, interface=Interfaces.ASGI, log_level=LogLevels.error, websockets=False)
         serving = asyncio.create_task(server.serve())
         await stop.wait()
@@ -96,13 +81,12 @@ def served(settings: Settings, certificates: Certificates) -> Iterator[str]:
 
 
 @pytest.fixture
-def certificates() -> Certificates:
-    return Certificates()
+def aws() -> Aws:
+    return Aws()
 
 
 @pytest.fixture
-def url(database_url: str, certificates: Certificates, aws: Aws) -> Iterator[str]:
-    assert aws
+def url(database_url: str, aws: Aws) -> Iterator[str]:
     settings = Settings(
         database={"url": database_url},
         files={
@@ -111,7 +95,7 @@ def url(database_url: str, certificates: Certificates, aws: Aws) -> Iterator[str
             "trusted": (sns_messages.OWN,),
         },
     )
-    with served(settings, certificates) as found:
+    with served(settings, aws) as found:
         yield found
 
 
@@ -132,11 +116,11 @@ def test_genuine_confirmations_of_aws_are_taken_in_both_versions(url: str, aws: 
     for version in ("1", "2"):
         left = sns_messages.confirmation(SignatureVersion=version, Type="UnsubscribeConfirmation", MessageId=str(uuid.uuid4()))
         assert post(url, left).body == {"status": "unsubscribed"}
-        assert aws.asked == []
+        assert aws.confirmations == []
         message = sns_messages.confirmation(SignatureVersion=version, MessageId=str(uuid.uuid4()))
         answer = post(url, message, **{"x-amz-sns-message-type": "SubscriptionConfirmation"})
         assert (answer.status, answer.body) == (200, {"status": "confirmed"})
-        assert [aws.asked.pop()] == [message["SubscribeURL"]]
+        assert [aws.confirmations.pop()] == [message["SubscribeURL"]]
 
 
 def test_a_confirmation_that_aws_does_not_take_is_asked_for_again(url: str, aws: Aws) -> None:
@@ -174,7 +158,7 @@ FORMLESS = {
 
 
 def test_every_forged_or_altered_message_is_refused_with_its_status_and_stores_nothing(
-    url: str, database: psycopg.Connection, certificates: Certificates
+    url: str, database: psycopg.Connection, aws: Aws
 ) -> None:
     wrong: dict[str, Any] = {}
     for name, make in sns_messages.FORGED.items():
@@ -183,5 +167,6 @@ def test_every_forged_or_altered_message_is_refused_with_its_status_and_stores_n
             wrong[name] = answer
     assert wrong == {}
     assert len(sns_messages.FORGED) >= 100
-    assert set(certificates.asked) <= {sns_messages.URL}
+    assert set(aws.certificates) <= {sns_messages.URL}
+    assert aws.confirmations == []
     assert everything(database) == []

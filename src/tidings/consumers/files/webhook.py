@@ -39,7 +39,6 @@ from tidings.topics.verifying import (
     FETCH_SECONDS,
     MAX_BYTES,
     MAX_CERTIFICATE,
-    Fetch,
     Forged,
     Malformed,
     Unwanted,
@@ -58,9 +57,9 @@ _FORGET_SECONDS = 3600.0
 _PORTS = {"http": 80, "https": 443}
 
 
-def create_app(settings: Settings, fetch: Fetch | None = None) -> ASGIApp:
-    """An ASGI application; the database need not answer yet. `fetch` gets certificates in place of our own caller."""
-    app = _App(settings, fetch)
+def create_app(settings: Settings, calls: Caller | None = None) -> ASGIApp:
+    """An ASGI application; the database need not answer yet. `calls` asks AWS for certificates and confirmations."""
+    app = _App(settings, calls or caller(settings.files))
     return Router(
         [
             Route(PATH, app.receive, methods=["POST"]),
@@ -74,11 +73,11 @@ def create_app(settings: Settings, fetch: Fetch | None = None) -> ASGIApp:
 
 
 class _App:
-    def __init__(self, settings: Settings, fetch: Fetch | None) -> None:
+    def __init__(self, settings: Settings, calls: Caller) -> None:
         self._settings = settings
         self._allowed = allowed(settings.files)
-        self._caller = caller(settings.files)
-        self._verifier = Verifier(self._allowed.topics, fetch or self._fetch, settings.files.trusted)
+        self._caller = calls
+        self._verifier = Verifier(self._allowed.topics, self._fetch, settings.files.trusted)
         size = settings.database.pool_size
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="files")
         self._askers = ThreadPoolExecutor(_ASKERS, thread_name_prefix="head")
