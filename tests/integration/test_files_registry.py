@@ -164,12 +164,18 @@ def test_one_write_of_the_null_version_has_one_etag(registry_url: str) -> None:
         assert merged.operations["refused"] == 1
 
 
+def awaiting(database: psycopg.Connection) -> Record:
+    """A record whose file is all that the registry has, without its SHA-256."""
+    emptied(database)
+    one = record(CREATED, KEYS[0], "v1", "5".zfill(32))
+    with database.transaction():
+        registry.merge_rows(database, [row(one, None)], awaits=True)
+    return one
+
+
 def test_a_sha256_that_was_awaited_is_taken_when_it_comes(registry_url: str) -> None:
     with psycopg.connect(registry_url, autocommit=True) as database:
-        emptied(database)
-        one = record(CREATED, KEYS[0], "v1", "5".zfill(32))
-        with database.transaction():
-            registry.merge_rows(database, [row(one, None)], awaits=True)
+        one = awaiting(database)
         assert database.execute("select sha256_client, integrity_status from hat.files").fetchall() == [(None, "awaiting")]
         assert merge(database, [one]).operations == {"updated": 1}
         assert database.execute("select sha256_client, integrity_status, is_latest from hat.files").fetchall() == [
@@ -179,10 +185,7 @@ def test_a_sha256_that_was_awaited_is_taken_when_it_comes(registry_url: str) -> 
 
 def test_a_sha256_that_comes_after_validation_missed_it_is_to_be_looked_at_again(registry_url: str) -> None:
     with psycopg.connect(registry_url, autocommit=True) as database:
-        emptied(database)
-        one = record(CREATED, KEYS[0], "v1", "5".zfill(32))
-        with database.transaction():
-            registry.merge_rows(database, [row(one, None)], awaits=True)
+        one = awaiting(database)
         database.execute(
             "update hat.files set integrity_status = 'error', integrity_error = 'none', integrity_checked_at = now()"
         )

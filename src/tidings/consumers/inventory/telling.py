@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import csv
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from tidings.consumers.inventory.merging import COLUMNS
@@ -38,7 +39,7 @@ _TOLD = StructType(
         StructField("offsets", StringType()),
     ]
 )
-_ARROW = pa.schema([("rows", pa.binary()), ("refused", pa.string()), ("counts", pa.string()), ("offsets", pa.string())])
+_ARROW = to_arrow_schema(_TOLD, timezone="UTC")
 
 
 class Rejected(NamedTuple):
@@ -124,13 +125,13 @@ def _said(messages: Iterable[tuple[Any, str, int, int, Any]]) -> pa.RecordBatch:
                 kept = None if value is None else b64encode(value[:_KEPT_BYTES]).decode()
                 refused.append((topic, part, offset, found.reason, kept))
     counts["events"] = len(rows)
-    told = {
+    answer = {
         "rows": as_csv(rows),
         "refused": json.dumps(refused),
         "counts": json.dumps(counts),
         "offsets": json.dumps(behind),
     }
-    return pa.RecordBatch.from_pylist([told], schema=_ARROW)
+    return pa.RecordBatch.from_pylist([answer], schema=_ARROW)
 
 
 def as_csv(rows: list[Row]) -> bytes:
