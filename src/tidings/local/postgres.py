@@ -10,9 +10,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import psycopg
 
 from tidings.errors import OperatorError
@@ -22,6 +24,7 @@ USER = "tidings"
 # PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
 _SERVANTS = ("postgres", "nobody")
 _START_SECONDS = 60
+_STOP_SECONDS = 30
 
 
 def _programs() -> Path:
@@ -99,9 +102,10 @@ class Postgres:
             parent.chmod(parent.stat().st_mode | 0o111)
 
     def start(self) -> None:
-        """Start the server and wait until it answers. A server left over from a crash of ours is stopped first."""
+        """Start the server and wait until it answers. What is left over from a crash, of ours or its own, is waited for."""
         self.initialise()
         self._stop_leftover()
+        self._await_orphans()
         options = {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
@@ -136,9 +140,19 @@ class Postgres:
             return
         if str(self.data).encode() in command:
             os.kill(pid, signal.SIGINT)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + _STOP_SECONDS
             while pidfile.exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
+
+    def _await_orphans(self) -> None:
+        """Sessions of a server that was killed end with their statement, and no other server starts before."""
+        here = str(self.data)
+        orphans = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.name() == "postgres" and process.cwd() == here:
+                    orphans.append(process)
+        psutil.wait_procs(orphans, timeout=_STOP_SECONDS)
 
     def _wait(self) -> None:
         assert self.process is not None
@@ -173,7 +187,7 @@ class Postgres:
             return
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(30)
+            self.process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()  # safe: the write-ahead log has everything
             self.process.wait()
