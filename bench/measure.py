@@ -76,9 +76,9 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 _KINDS = {
+    "/java": "JVM",  # first: its command line names the daemon of its workers
     "pyspark.daemon": "Python workers",
     "worker_daemon": "Python workers",
-    "/java": "JVM",
     "/postgres": "PostgreSQL",
     "tidings.local.pubsub": "Pub/Sub",
     "tidings.local.kafka": "Kafka brokers",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
-from files_registry import KEY, SHA256, event, record
-from tidings.consumers.files import h5ad
+from files_registry import KEY, SHA256, TEST_EVENT, event, record
+from tidings.consumers.files import h5ad, notification
 from tidings.consumers.files.authorising import allowed
-from tidings.consumers.files.notification import Event, Other, read, stripe
+from tidings.consumers.files.notification import Event, Other, read, read_trusted, stripe
 from tidings.consumers.files.paths import classify, parse_atlas
 from tidings.consumers.files.refusals import Invalid, Unauthorised
 from tidings.consumers.files.settings import FilesSettings
@@ -62,11 +65,48 @@ def test_the_sha256_is_found_in_the_metadata_of_an_event(name: str, metadata: di
     assert found.records[0].sha256 == SHA256
 
 
-def test_text_is_somebody_else_s_and_broken_json_is_refused() -> None:
+READERS = pytest.mark.parametrize("reader", [read, read_trusted])
+
+
+@READERS
+def test_text_is_somebody_else_s_and_broken_json_is_refused(reader: Callable[[str], object]) -> None:
     assert read("hello") == Other("hello")
-    for text in ('{"Records": [}', '{"a": NaN}', '{"a": ' * 100_000):
-        with pytest.raises(Invalid):
-            read(text)
+    for text in (
+        '{"Records": [}',
+        '{"a": NaN}',
+        '{"a": ' * 100_000,
+        '{"a": ' * 100_000 + "1" + "}" * 100_000,
+    ):
+        with pytest.raises(Invalid, match="The message is not JSON as we take it"):
+            reader(text)
+
+
+@READERS
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("s3.object.sequencer", "s3.object.sequencer is missing"),
+        ("s3.object.size", "s3.object.size is missing"),
+        ("s3.object.eTag", "s3.object.eTag is missing"),
+        ("s3.object.key", "s3.object: Object missing required field `key`"),
+        ("s3", "Object missing required field `s3`"),
+    ],
+)
+def test_what_is_missing_is_named(reader: Callable[[str], object], path: str, words: str) -> None:
+    one = record()
+    *above, name = path.split(".")
+    del reduce(getitem, above, one)[name]
+    with pytest.raises(Invalid) as refused:
+        reader(event(record(), one))
+    assert str(refused.value) == f"Records[1]: {words}"
+
+
+def test_what_an_operator_vouches_for_may_be_inside_a_message_of_sns() -> None:
+    for text in (event(record(), record(version="v1")), TEST_EVENT, '{"some": "thing"}'):
+        assert read_trusted(json.dumps({"Type": "Notification", "Message": text})) == read_trusted(text) == read(text)
+    assert isinstance(read(TEST_EVENT), notification.TestEvent)
+    with pytest.raises(Invalid, match="has no Message"):
+        read_trusted('{"Type": "Notification"}')
 
 
 def test_every_key_has_one_of_the_stripes() -> None:

@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame
 from tidings import settings as settings_module
 from tidings.consumers.files import registry
 from tidings.consumers.files.authorising import Allowed, allowed
-from tidings.consumers.files.notification import Event, parse_trusted, understand
-from tidings.consumers.files.refusals import Invalid, Refusal
+from tidings.consumers.files.notification import Event, read_trusted
+from tidings.consumers.files.refusals import Refusal
 from tidings.consumers.files.staged import COLUMNS, Row, row
 from tidings.db.connecting import noticing
 from tidings.errors import OperatorError
@@ -156,13 +156,7 @@ class _Reading:
 
     def _rows(self, text: str) -> list[Row]:
         """All records of a notification, or none."""
-        document = parse_trusted(text)
-        if document.get("Type") == "Notification":
-            message = document.get("Message")
-            if not isinstance(message, str):
-                raise Invalid("The message of SNS has no Message")
-            document = parse_trusted(message)
-        event = understand(document)
+        event = read_trusted(text)
         if not isinstance(event, Event):
             return []
         self._may.check_buckets(event.buckets)
