@@ -48,9 +48,14 @@ def inventory(
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on where messages are gone unread, or a topic was made anew.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Keep a row for every object version, from the notifications (format cos) in Kafka. A second one waits for the first."""
+    """Keep a row for every object version, from the notifications (format cos) in Kafka. A second one waits for the first.
+
+    Ctrl-C stops: what was read so far is in the inventory, the rest is read next time.
+    """
     from tidings import bootstrap
+    from tidings.consumers.inventory.job import figures, words
 
     settings = settings_module.load()
     given = settings.inventory.chosen(topics=topic, cluster=cluster)
@@ -66,7 +71,8 @@ def inventory(
 
         threading.Thread(target=end, daemon=True).start()
 
-    bootstrap.consume_inventory(settings, once, accept_loss, made)
+    counts = bootstrap.consume_inventory(settings, once, accept_loss, made)
+    say(as_json, figures(counts), words(counts))
 
 
 @app.command()

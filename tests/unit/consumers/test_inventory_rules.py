@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from csv import reader
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tidings.consumers.inventory.job import figures, words
 from tidings.consumers.inventory.offsets import Ends, beginning, behind
 from tidings.consumers.inventory.rules import DELETE, MARKER, NULL_DELETED, TEST_EVENT, WRITE, Refused, Row, read
 from tidings.consumers.inventory.source import from_json, shared_out, to_json
@@ -212,3 +214,10 @@ def test_messages_that_are_gone_unread_are_told_and_passed_only_on_demand(lost: 
     with pytest.raises(OperatorError, match=words):
         beginning(stored, ENDS, False)
     assert beginning(stored, ENDS, True) == {"t": {0: 10, 1: 0, 2: 0}}
+
+
+def test_a_run_is_summed_up_in_a_line() -> None:
+    assert words(Counter()) == "0 events, 0 rows changed"
+    counts = Counter(events=9, changed=7, tests=1, refused=2)
+    assert words(counts).startswith("9 events, 7 rows changed, 1 test events, 2 messages that could not be used: `tidings")
+    assert figures(Counter(events=9, lag=3)) == {"events": 9, "changed": 0, "tests": 0, "refused": 0}

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 LOCK = 0x696E76656E746F72
 """Any constant will do, as long as every consumer of an inventory takes the same one ("inventor" in ASCII)."""
 _WAITS = (1.0, 2.0, 4.0, 8.0)
+_BESIDE = {"tests": "test events", "refused": "messages that could not be used: `tidings inventory rejects` shows why"}
 _CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -63,6 +64,7 @@ class Inventory:
             spark.dataSource.register(ToldSource)
 
     def stop(self) -> None:
+        """A batch that is being merged is waited for; one that is being read is read again next time."""
         self._stopped.set()
 
     def run(self, merged: Callable[[int], None] = lambda _: None) -> None:
@@ -112,6 +114,8 @@ class Inventory:
             except Exception as error:
                 raise failed[0] if failed else error from None
             finally:
+                if self._stopped.is_set():
+                    self._spark.sparkContext.setLogLevel("OFF")  # a batch that is broken off is no news
                 query.stop()
             merges.finish()
 
@@ -151,8 +155,7 @@ class Inventory:
 
     def _say(self, counts: Counter[str], seconds: float) -> int:
         lag = offsets.behind(self._known, reading.ends(self._cluster, self._wanted.topics))
-        fields = {name: counts[name] for name in ("events", "changed", "tests", "refused")}
-        extra = {**fields, "lag": lag, "seconds": round(seconds, 3)}
+        extra = {**figures(counts), "lag": lag, "seconds": round(seconds, 3)}
         log.info("a batch is in the inventory", extra=extra)
         if counts["refused"]:
             log.warning(
@@ -162,6 +165,16 @@ class Inventory:
 
     def _connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(noticing(self._settings.database_url), application_name="tidings-inventory")
+
+
+def figures(counts: Counter[str]) -> dict[str, int]:
+    return {name: counts[name] for name in ("events", "changed", "tests", "refused")}
+
+
+def words(counts: Counter[str]) -> str:
+    """A run of the job in one line."""
+    said = f"{counts['events']} events, {counts['changed']} rows changed"
+    return said + "".join(f", {counts[name]} {what}" for name, what in _BESIDE.items() if counts[name])
 
 
 def _furthest(found: list[Told]) -> Offsets:
