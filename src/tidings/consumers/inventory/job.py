@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 LOCK = 0x696E76656E746F72
 """Any constant will do, as long as every consumer of an inventory takes the same one ("inventor" in ASCII)."""
 _WAITS = (1.0, 2.0, 4.0, 8.0)
-_BESIDE = {"tests": "test events", "refused": "messages that could not be used: `tidings inventory rejects` shows why"}
 _CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -173,8 +172,9 @@ def figures(counts: Counter[str]) -> dict[str, int]:
 
 def words(counts: Counter[str]) -> str:
     """A run of the job in one line."""
-    said = f"{counts['events']} events, {counts['changed']} rows changed"
-    return said + "".join(f", {counts[name]} {what}" for name, what in _BESIDE.items() if counts[name])
+    refused = counts["refused"]
+    why = f", {refused} could not be used: `tidings inventory rejects` shows why" if refused else ""
+    return f"{counts['events']} events, {counts['changed']} rows changed{why}"
 
 
 def _furthest(found: list[Told]) -> Offsets:
