@@ -18,10 +18,11 @@ from conftest import fresh_database
 from inventory_history import Event, History, listed
 from store_model import Version
 from tidings.consumers.inventory import listing, offsets, rejects
-from tidings.consumers.inventory.merging import merge, merge_csv
+from tidings.consumers.inventory.merging import COLUMNS, merge, merge_csv
 from tidings.consumers.inventory.rollup import BY, rollup
 from tidings.consumers.inventory.rules import Row, read
-from tidings.consumers.inventory.telling import Rejected, as_csv
+from tidings.consumers.inventory.telling import Rejected
+from tidings.consumers.rows_as_csv import as_csv
 from tidings.errors import Superseded
 from tidings.local.postgres import Postgres
 
@@ -48,7 +49,11 @@ def rows(events: list[Event]) -> list[Row]:
 def put_in(connection: psycopg.Connection[Any], events: list[Event], as_pieces: bool = False) -> int:
     with connection.transaction():
         told = rows(events)
-        return merge_csv(connection, [as_csv(told[:1]), b"", as_csv(told[1:])]) if as_pieces else merge(connection, told)
+        return (
+            merge_csv(connection, [as_csv(told[:1], COLUMNS), b"", as_csv(told[1:], COLUMNS)])
+            if as_pieces
+            else merge(connection, told)
+        )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

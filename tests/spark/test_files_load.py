@@ -62,6 +62,16 @@ def test_a_load_gives_what_single_notifications_give_and_can_be_repeated(
     assert latest == (NUMBER, NUMBER)
 
 
+def test_a_key_may_hold_whatever_csv_and_copy_have_signs_of_their_own_for(
+    spark: SparkSession, spark_database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ('a"b', "a,b", "a\nb", "a\r\nb", "a\tb", "\\N", "\\.", "a\\nb", '"', "ß€😀", " a ")
+    keys = [f"gut/gut-v1/source-datasets/{name}" for name in names]
+    done = loaded(spark, [event(record(key, 1)) for key in keys], monkeypatch)
+    assert done.operations == {"inserted": len(keys)}
+    assert sorted(each[1] for each in everything(spark_database)) == sorted(keys)
+
+
 def test_what_is_refused_is_told_and_the_rest_is_loaded(
     spark: SparkSession, spark_database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

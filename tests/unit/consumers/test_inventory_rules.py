@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tidings.consumers.inventory.job import figures, words
+from tidings.consumers.inventory.merging import COLUMNS
 from tidings.consumers.inventory.offsets import Ends, beginning, behind
 from tidings.consumers.inventory.rules import DELETE, MARKER, NULL_DELETED, TEST_EVENT, WRITE, Refused, Row, read
 from tidings.consumers.inventory.source import from_json, shared_out, to_json
-from tidings.consumers.inventory.telling import as_csv
+from tidings.consumers.rows_as_csv import as_csv
 from tidings.errors import OperatorError
 
 SEQUENCER = "00000000000000FF"
@@ -166,13 +167,13 @@ def test_rows_written_as_csv_are_the_rows() -> None:
     deleted = row(said(DELETE, object_version=ID))
     assert isinstance(written, Row)
     assert isinstance(deleted, Row)
-    lines = list(reader(io.StringIO(as_csv([written, deleted]).decode(), newline="")))
+    lines = list(reader(io.StringIO(as_csv([written, deleted], COLUMNS).decode(), newline="")))
     shown = [
         ["" if each is None else str(each).lower() if isinstance(each, bool) else str(each) for each in one]
         for one in (written, deleted)
     ]
     assert lines == shown
-    assert as_csv([]) == b""
+    assert as_csv([], COLUMNS) == b""
 
 
 ENDS = {"t": {0: Ends(10, 110), 1: Ends(0, 0), 2: Ends(0, 300)}}

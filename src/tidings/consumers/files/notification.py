@@ -254,7 +254,7 @@ def _sha256(of_object: _Object) -> str | None:
 
 def _key(encoded: str) -> str:
     try:
-        key = unquote_plus(encoded, errors="strict")
+        key = unquote_plus(encoded, errors="strict") if "%" in encoded else encoded.replace("+", " ")
         size = len(key) if key.isascii() else len(key.encode())  # half a character cannot be encoded
     except UnicodeError:
         raise _Wrong("s3.object.key", encoded) from None

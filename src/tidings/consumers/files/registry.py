@@ -280,6 +280,8 @@ def merge(connection: Connection, staged: sql.Identifier, awaits: bool) -> Merge
     connection.execute("set local default_statistics_target = 10")  # how many rows there are is what matters
     # The registry is looked into by its indexes, also where it seems to be small: others may be filling it just now.
     connection.execute("set local enable_seqscan = off")
+    connection.execute("set local enable_memoize = off")  # most keys come once: there is nothing to remember
+    connection.execute("set local max_parallel_workers_per_gather = 0")  # merges run side by side already
     atlases = _atlases(connection, staged)
     entered, left = _enter(connection, staged, atlases, awaits)
     operations = Counter(inserted=entered) if entered else Counter[str]()

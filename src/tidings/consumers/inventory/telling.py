@@ -6,7 +6,6 @@ reads is told in a worker of its own.
 
 from __future__ import annotations
 
-import io
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyarrow import csv
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -25,12 +23,11 @@ from tidings.consumers.inventory.offsets import Offsets
 from tidings.consumers.inventory.reading import Range
 from tidings.consumers.inventory.rules import Row, TestEvent, read
 from tidings.consumers.inventory.source import KafkaSource
+from tidings.consumers.rows_as_csv import as_csv
 
 _KEPT_REFUSED = 100
 """So many messages of a piece are kept at most that could not be used: enough to see why."""
 _KEPT_BYTES = 1024
-_TYPES = {"boolean": pa.bool_(), "bigint": pa.int64()}
-_ROWS = pa.schema([(name, _TYPES.get(type_, pa.string())) for name, type_ in COLUMNS.items()])
 _TOLD = StructType(
     [
         StructField("rows", BinaryType()),
@@ -126,19 +123,9 @@ def _said(messages: Iterable[tuple[Any, str, int, int, Any]]) -> pa.RecordBatch:
                 refused.append((topic, part, offset, found.reason, kept))
     counts["events"] = len(rows)
     answer = {
-        "rows": as_csv(rows),
+        "rows": as_csv(rows, COLUMNS),
         "refused": json.dumps(refused),
         "counts": json.dumps(counts),
         "offsets": json.dumps(behind),
     }
     return pa.RecordBatch.from_pylist([answer], schema=_ARROW)
-
-
-def as_csv(rows: list[Row]) -> bytes:
-    """As `COPY … (format csv)` takes them: text is in quotes, a null is nothing."""
-    if not rows:
-        return b""
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), _ROWS, strict=True)]
-    out = io.BytesIO()
-    csv.write_csv(pa.table(columns, schema=_ROWS), out, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    return out.getvalue()
