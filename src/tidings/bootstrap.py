@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidings.consumers.files.loading import Loaded
-    from tidings.consumers.inventory.job import Inventory
     from tidings.consumers.uploads.consuming import Tally
     from tidings.delivery import plan
     from tidings.delivery.ownership import Owner
@@ -169,8 +168,8 @@ def _told(spark: SparkSession, progress: Progress | None, connection: Connection
         return archive.send(connection, spark, settings, range_)
 
 
-def consume_inventory(settings: Settings, once: bool, accept_loss: bool, made: Callable[[Inventory], None]) -> Counter[str]:
-    """Start Spark and keep the inventory until `stop` is called on what `made` was given; returns what was counted."""
+def consume_inventory(settings: Settings, once: bool, accept_loss: bool, stop: threading.Event) -> Counter[str]:
+    """Start Spark and keep the inventory until `stop`, or once; returns what was counted."""
     from tidings.consumers.inventory.job import Inventory
     from tidings.delivery import session
 
@@ -179,7 +178,15 @@ def consume_inventory(settings: Settings, once: bool, accept_loss: bool, made: C
     spark = session.start(settings, on_top=0)
     try:
         job = Inventory(spark, settings, once, accept_loss)
-        made(job)
+
+        def end() -> None:
+            stop.wait()
+            try:
+                spark.sparkContext.setLogLevel("OFF")  # a batch that is broken off is no news
+            finally:
+                job.stop()
+
+        threading.Thread(target=end, daemon=True).start()
         job.run()
         return job.counts
     finally:

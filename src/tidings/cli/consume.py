@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from tidings import log
 from tidings import settings as settings_module
 from tidings.cli.printing import AsJson, say
 from tidings.cli.running import stop_on_signals
-
-if TYPE_CHECKING:
-    from tidings.consumers.inventory.job import Inventory
 
 app = typer.Typer(help="Run a consumer: a registry that is fed by events.", no_args_is_help=True)
 
@@ -63,15 +60,7 @@ def inventory(
     log.to_stderr(settings)
     stop = threading.Event()
     stop_on_signals(stop)
-
-    def made(job: Inventory) -> None:
-        def end() -> None:
-            stop.wait()
-            job.stop()
-
-        threading.Thread(target=end, daemon=True).start()
-
-    counts = bootstrap.consume_inventory(settings, once, accept_loss, made)
+    counts = bootstrap.consume_inventory(settings, once, accept_loss, stop)
     say(as_json, figures(counts), words(counts))
 
 

@@ -124,7 +124,7 @@ def read(text: str) -> Event | TestEvent | Other:
 
 
 def read_trusted(text: str) -> Event | TestEvent | Other:
-    """The same for text that the operator vouches for, many times as fast: of a key that comes twice the last one counts. It
+    """The same for text that the operator vouches for, several times as fast: of a key that comes twice the last one counts. It
     may be inside a message of SNS, as that was sent."""
     try:
         document = _decode(text)

@@ -113,8 +113,6 @@ class Inventory:
             except Exception as error:
                 raise failed[0] if failed else error from None
             finally:
-                if self._stopped.is_set():
-                    self._spark.sparkContext.setLogLevel("OFF")  # a batch that is broken off is no news
                 query.stop()
             merges.finish()
 
