@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -181,10 +181,9 @@ def consume_inventory(settings: Settings, once: bool, accept_loss: bool, stop: t
 
         def end() -> None:
             stop.wait()
-            try:
+            with suppress(Exception):  # Spark may have ended by itself
                 spark.sparkContext.setLogLevel("OFF")  # a batch that is broken off is no news
-            finally:
-                job.stop()
+            job.stop()
 
         threading.Thread(target=end, daemon=True).start()
         job.run()

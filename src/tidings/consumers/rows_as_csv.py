@@ -14,7 +14,7 @@ _OPTIONS = csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
 def as_csv(rows: Sequence[Sequence[Any]], columns: Mapping[str, str]) -> bytes:
-    """`columns` has the type of each in PostgreSQL. Text is in quotes where it needs them, a null is nothing."""
+    """`columns` has the type of each in PostgreSQL. Text is always in quotes, which tells '' from a null: that is nothing."""
     if not rows:
         return b""
     values = zip(zip(*rows, strict=True), columns.values(), strict=True)

@@ -65,7 +65,7 @@ def _numbered(statement: str) -> _Numbered:
 class _Connection(AsyncConnection[Any]):
     async def execute(self, query: Any, params: Any = None, **options: Any) -> AsyncCursor[Any]:
         """psycopg reads a statement of more than 4096 characters again each time: a tenth of what a PUT costs."""
-        if not isinstance(params, dict):
+        if not isinstance(params, dict) or not isinstance(query, str):
             return await super().execute(query, params, **options)
         numbered = _numbered(query)
         return await AsyncRawCursor(self).execute(numbered.text, [params[name] for name in numbered.names], **options)

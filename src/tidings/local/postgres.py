@@ -146,13 +146,15 @@ class Postgres:
 
     def _await_orphans(self) -> None:
         """Sessions of a server that was killed end with their statement, and no other server starts before."""
-        here = str(self.data)
-        orphans = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.name() == "postgres" and process.cwd() == here:
-                    orphans.append(process)
-        psutil.wait_procs(orphans, timeout=_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while any(map(self._is_of_ours, psutil.process_iter())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _is_of_ours(self, process: psutil.Process) -> bool:
+        """Whether a process works in our folder. One that has ended works nowhere, also while nobody has asked how it ended."""
+        with suppress(psutil.Error):
+            return bool(process.name() == "postgres" and process.cwd() == str(self.data))
+        return False
 
     def _wait(self) -> None:
         assert self.process is not None

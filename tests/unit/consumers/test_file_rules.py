@@ -101,6 +101,36 @@ def test_what_is_missing_is_named(reader: Callable[[str], object], path: str, wo
     assert str(refused.value) == f"Records[1]: {words}"
 
 
+@READERS
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        ("ObjectRemoved:Delete", {"size": None, "eTag": None, "metadata": []}),
+        ("ObjectRemoved:Delete", {"size": "0", "userMetadata": 7}),
+        ("ObjectTagging:Put", {"sequencer": None, "versionId": 5, "size": True}),
+    ],
+)
+def test_a_field_that_an_event_does_not_need_may_be_anything(
+    reader: Callable[[str], object], name: str, odd: dict[str, Any]
+) -> None:
+    one = record(event=name)
+    one["s3"]["object"] |= odd
+    found = reader(event(one))
+    assert isinstance(found, Event)
+    assert [each.kind for each in found.records] == (["removed"] if name.startswith("ObjectRemoved") else [])
+
+
+@READERS
+@pytest.mark.parametrize(
+    "odd", [{"size": True}, {"size": 1.0}, {"size": 1 << 63}, {"eTag": None}, {"userMetadata": []}, {"versionId": 5}]
+)
+def test_a_field_that_an_event_needs_has_its_form(reader: Callable[[str], object], odd: dict[str, Any]) -> None:
+    one = record()
+    one["s3"]["object"] |= odd
+    with pytest.raises(Invalid, match=rf"Records\[0\]: s3.object.{next(iter(odd))} is not valid"):
+        reader(event(one))
+
+
 def test_what_an_operator_vouches_for_may_be_inside_a_message_of_sns() -> None:
     for text in (event(record(), record(version="v1")), TEST_EVENT, '{"some": "thing"}'):
         assert read_trusted(json.dumps({"Type": "Notification", "Message": text})) == read_trusted(text) == read(text)

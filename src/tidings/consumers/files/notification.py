@@ -31,7 +31,7 @@ _VERSION = re.compile(r"2\.\d{1,4}", re.ASCII)
 _NAME = re.compile(r"(?:s3:)?[A-Z][A-Za-z]*(?::[A-Z][A-Za-z]*){0,2}")
 _SOURCE = re.compile(r"[a-z0-9.-]+:s3")
 _SEQUENCER = re.compile(r"[0-9A-Fa-f]{1,32}").fullmatch
-_ETAG = re.compile(r"[!#-\[\]-~]{1,256}").fullmatch  # without quotes, and without what COPY would read as an escape
+_ETAG = re.compile(r"[!#-\[\]-~]{1,256}").fullmatch  # without quotes and backslashes
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}").fullmatch
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _VERSION_ID = re.compile(r"[!-\[\]-~]{1,1024}").fullmatch
@@ -72,19 +72,20 @@ class Other(NamedTuple):
     text: str
 
 
-# The form of an event, with the fields that count; others are passed over. A field that only some kinds need may be unset.
+# The form of an event, with the fields that count; others are passed over. What only some kinds of event need may be anything
+# here, and is looked at where it is needed.
 class _Bucket(Struct, gc=False):
     name: str
 
 
 class _Object(Struct, gc=False):
     key: str
-    sequencer: str | UnsetType = UNSET
-    size: int | UnsetType = UNSET
-    eTag: str | UnsetType = UNSET
-    versionId: str | None = None
-    userMetadata: dict[str, object] | None = None
-    metadata: dict[str, object] | None = None
+    sequencer: object = UNSET
+    size: object = UNSET
+    eTag: object = UNSET
+    versionId: object = None
+    userMetadata: object = None
+    metadata: object = None
 
 
 class _S3(Struct, gc=False):
@@ -124,8 +125,8 @@ def read(text: str) -> Event | TestEvent | Other:
 
 
 def read_trusted(text: str) -> Event | TestEvent | Other:
-    """The same for text that the operator vouches for, several times as fast: of a key that comes twice the last one counts. It
-    may be inside a message of SNS, as that was sent."""
+    """The same for text that the operator vouches for, several times as fast: a key that comes twice is not noticed. It may be
+    inside a message of SNS, as that was sent."""
     try:
         document = _decode(text)
         if document.Type == "Notification":
@@ -210,20 +211,20 @@ def _record(told: _Told) -> Record | str:
     if kind is None:
         return bucket
     sequencer = of_object.sequencer
-    if sequencer is UNSET or not _SEQUENCER(sequencer):
+    if not isinstance(sequencer, str) or not _SEQUENCER(sequencer):
         raise _Wrong("s3.object.sequencer", sequencer)
     sequencer = sequencer.upper().zfill(DIGITS)
     version = of_object.versionId
-    if version is not None and not _VERSION_ID(version):
+    if version is not None and not (isinstance(version, str) and _VERSION_ID(version)):
         raise _Wrong("s3.object.versionId", version)
     if version == "null":
         version = None
     if kind != CREATED:
         return Record(kind, bucket, key, version, sequencer, None, None, name, time, None)
     size, etag = of_object.size, of_object.eTag
-    if size is UNSET or not 0 <= size < 1 << 63:
+    if not isinstance(size, int) or size is True or size is False or not 0 <= size < 1 << 63:
         raise _Wrong("s3.object.size", size)
-    if etag is UNSET or not _ETAG(etag):
+    if not isinstance(etag, str) or not _ETAG(etag):
         raise _Wrong("s3.object.eTag", etag)
     return Record(kind, bucket, key, version, sequencer, etag, size, name, time, _sha256(of_object))
 
@@ -246,8 +247,12 @@ def _kind(bucket: str, version: str, source: str, name: str) -> tuple[str, str, 
 
 def _sha256(of_object: _Object) -> str | None:
     """AWS has no metadata in its events; MinIO and others have."""
-    for metadata in (of_object.userMetadata, of_object.metadata):
-        if metadata and (found := sha256_of(metadata)) is not None:
+    for name, metadata in (("userMetadata", of_object.userMetadata), ("metadata", of_object.metadata)):
+        if metadata is None:
+            continue
+        if not isinstance(metadata, dict):
+            raise _Wrong(f"s3.object.{name}", metadata)
+        if (found := sha256_of(metadata)) is not None:
             return found
     return None
 

@@ -38,6 +38,13 @@ _TAKE = """
 select pg_advisory_xact_lock({lock}, stripe) from (select distinct stripe from {staged} order by stripe) s
 """
 
+# How many rows there are is all that matters about them. The registry is looked into by its indexes, also where it seems to be
+# small: others may be filling it just now. Most keys come once: there is nothing to memoize. Merges run side by side already.
+_HOW = """
+select set_config('default_statistics_target', '10', true), set_config('enable_seqscan', 'off', true),
+       set_config('enable_memoize', 'off', true), set_config('max_parallel_workers_per_gather', '0', true)
+"""
+
 # The seed's lookup, for all atlases that are named.
 _ATLASES = """
 select w.atlas, a.id
@@ -277,11 +284,7 @@ def merge(connection: Connection, staged: sql.Identifier, awaits: bool) -> Merge
     A new file without a SHA-256 is refused, unless it may be awaited.
     """
     connection.execute(sql.SQL(_TAKE).format(lock=sql.Literal(_LOCK), staged=staged))
-    connection.execute("set local default_statistics_target = 10")  # how many rows there are is what matters
-    # The registry is looked into by its indexes, also where it seems to be small: others may be filling it just now.
-    connection.execute("set local enable_seqscan = off")
-    connection.execute("set local enable_memoize = off")  # most keys come once: there is nothing to remember
-    connection.execute("set local max_parallel_workers_per_gather = 0")  # merges run side by side already
+    connection.execute(_HOW)
     atlases = _atlases(connection, staged)
     entered, left = _enter(connection, staged, atlases, awaits)
     operations = Counter(inserted=entered) if entered else Counter[str]()
