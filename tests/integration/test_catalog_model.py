@@ -316,7 +316,7 @@ def short(event: dict[str, Any]) -> tuple[Any, ...]:
 def test_the_catalog_does_what_the_model_does(
     database_url: str, monkeypatch: pytest.MonkeyPatch, say: Say, most_lines: int, runs: int
 ) -> None:
-    """Also with few lines, so that what is there is copied often."""
+    """Also with few lines, so that what is there is copied often: a lower limit only, which two modules have by name."""
     monkeypatch.setattr(points, "MOST_LINES", most_lines)
     monkeypatch.setattr(writing, "MOST_LINES", most_lines)
     seen: Counter[str] = Counter()

@@ -309,7 +309,7 @@ def test_a_call_takes_in_so_much_of_a_history_and_can_go_in_steps(
     service, project = catalog.catalog, catalog.project
     catalog.create("dev", "main")
     hashes = [catalog.commit("dev", None, put(f"t{number}"), message="m" * 200) for number in range(4)]
-    monkeypatch.setattr(limits, limit, most)
+    monkeypatch.setattr(limits, limit, most)  # lower limits only: histories as long as the real ones take minutes to write
     monkeypatch.setattr(limits, "FEW_KEYS", 0)
     catalog.told.types()
     calls_of: dict[str, Callable[[], Any]] = {
@@ -335,7 +335,7 @@ def test_contents_that_are_large_count_also_where_they_are_only_deleted(
     catalog.create("dev", "main")
     for number in range(4):
         catalog.commit("dev", None, Delete(key(f"t{number}")))
-    monkeypatch.setattr(limits, "MOST_BYTES", 3000)
+    monkeypatch.setattr(limits, "MOST_BYTES", 3000)  # a lower limit only
     monkeypatch.setattr(limits, "FEW_KEYS", 0)
     for call in (
         lambda: catalog.run(catalog.catalog.merge(catalog.project, WHO, "main", None, Wish("dev", None))),
@@ -348,7 +348,7 @@ def test_contents_that_are_large_count_also_where_they_are_only_deleted(
 def test_branches_that_follow_each_other_for_long_can_still_be_merged(catalog: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     service, project = catalog.catalog, catalog.project
     catalog.create("dev", "main")
-    monkeypatch.setattr(limits, "MOST_COMMITS", 3)
+    monkeypatch.setattr(limits, "MOST_COMMITS", 3)  # a lower limit only
     for number in range(6):
         for source, target in (("main", "dev"), ("dev", "main")):
             catalog.commit(source, None, put(f"{source}{number}"))

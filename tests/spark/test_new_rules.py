@@ -39,7 +39,7 @@ def test_catch_up_stops_before_changes_whose_rules_came_after_it_looked(
             spark_database.execute("update stream set win = %s, seq = %s", windows.latest(spark_database))
             return seen
 
-        monkeypatch.setattr(lanes, "standing", look_and_then_it_all_happens)
+        monkeypatch.setattr(lanes, "standing", look_and_then_it_all_happens)  # the real one, and then what others do just then
         caught_up = stream.Stream(spark, loaded)._catch_up(spark_database, plan, Owner(EPOCH, passed), "quick")
 
         assert caught_up

@@ -147,11 +147,11 @@ class Postgres:
     def _await_orphans(self) -> None:
         """Sessions of a server that was killed end with their statement, and no other server starts before."""
         deadline = time.monotonic() + _STOP_SECONDS
-        while any(map(self._is_of_ours, psutil.process_iter())) and time.monotonic() < deadline:
+        while any(map(self._works_here, psutil.process_iter())) and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _is_of_ours(self, process: psutil.Process) -> bool:
-        """Whether a process works in our folder. One that has ended works nowhere, also while nobody has asked how it ended."""
+    def _works_here(self, process: psutil.Process) -> bool:
+        """A server, or a session of one. What has ended works nowhere, also while nobody has asked how it ended."""
         with suppress(psutil.Error):
             return bool(process.name() == "postgres" and process.cwd() == str(self.data))
         return False

@@ -222,7 +222,7 @@ def _record(told: _Told) -> Record | str:
     if kind != CREATED:
         return Record(kind, bucket, key, version, sequencer, None, None, name, time, None)
     size, etag = of_object.size, of_object.eTag
-    if not isinstance(size, int) or size is True or size is False or not 0 <= size < 1 << 63:
+    if type(size) is not int or not 0 <= size < 1 << 63:  # true is an int as well
         raise _Wrong("s3.object.size", size)
     if not isinstance(etag, str) or not _ETAG(etag):
         raise _Wrong("s3.object.eTag", etag)
