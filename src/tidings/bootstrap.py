@@ -237,7 +237,7 @@ def change_rules(
     Only destinations that are new there get a test event: who adds a rule need not answer for all the others. Rules that
     somebody changed in between are not overwritten, but read and changed again. `backfill` is for a rule that is new.
     """
-    operator = Principal("operator", "", _public_id(settings, project), Grant(frozenset(ACTIONS)))
+    operator = Principal("operator", _public_id(settings, project), Grant(frozenset(ACTIONS)))
     request_id = secrets.token_hex(8).upper()
 
     async def work(pool: Pool, _: Blobs) -> list[Rule]:

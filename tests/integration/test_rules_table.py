@@ -368,7 +368,7 @@ def service(pool: Pool, server: PubSubServer) -> Notifications:
 
 
 def caller(bucket: Bucket) -> Principal:
-    return Principal("KEY", "secret", bucket.project, Grant(frozenset(ACTIONS)))
+    return Principal("KEY", bucket.project, Grant(frozenset(ACTIONS)))
 
 
 async def put(pool: Pool, bucket: Bucket, server: PubSubServer, rules: Sequence[Rule]) -> None:

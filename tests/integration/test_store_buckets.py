@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tidings.access import api_keys
 from tidings.access.keys import KeyCache, create_key
 from tidings.access.projects import create_project, find_project
 from tidings.db.pool import Pool, make_pool
@@ -86,27 +87,54 @@ def test_a_key_has_the_shape_that_clients_expect_and_belongs_to_a_project(databa
         create_key(database, "nobody")
 
 
-def test_a_key_is_remembered_for_a_while_and_a_missing_one_is_not(database_url: str, database: psycopg.Connection) -> None:
+def test_a_key_is_remembered_when_it_was_proven_and_for_a_while(database_url: str, database: psycopg.Connection) -> None:
     project = create_project(database, "one")
     (first, secret), (second, _) = create_key(database, project), create_key(database, project)
     now = [100.0]
+
+    def delete(access_key_id: str) -> None:
+        database.execute("delete from access_keys where access_key_id = %s", [access_key_id])
 
     async def work(pool: Pool) -> None:
         cache = KeyCache(pool, seconds=5, most=1, clock=lambda: now[0])
         found = await cache.find(first)
         assert found is not None
-        assert (found.access_key_id, found.secret, found.project) == (first, secret, project)
+        assert (found.principal.access_key_id, found.secret, found.principal.project) == (first, secret, project)
         assert secret not in repr(found)
-        database.execute("delete from access_keys where access_key_id = %s", [first])
+        now[0] = 102.0
+        cache.keep(found)  # a long body was read in between
+        delete(first)
         now[0] = 104.9
         assert await cache.find(first) == found
         now[0] = 105.0
-        assert await cache.find(first) is None
+        assert await cache.find(first) is None, "five seconds after it was read, not after it was proven"
         assert await cache.find("AKIANOBODY") is None
-        assert len(cache._known) == 0
-        assert await cache.find(second) is not None
-        third, _ = create_key(database, project)
-        assert await cache.find(third) is not None
-        assert list(cache._known) == [third]
+        unproven = await cache.find(second)
+        assert unproven is not None
+        delete(second)
+        assert await cache.find(second) is None, "nothing is kept before it was proven"
+        third, fourth = [await cache.find(create_key(database, project)[0]) for _ in range(2)]
+        assert third is not None
+        assert fourth is not None
+        for key in (third, fourth):
+            cache.keep(key)
+            delete(key.principal.access_key_id)
+        assert await cache.find(third.principal.access_key_id) is None, "there is room for one"
+        assert await cache.find(fourth.principal.access_key_id) == fourth
+
+    run(database_url, work)
+
+
+def test_each_kind_of_proof_has_a_cache_of_its_own(database_url: str, database: psycopg.Connection) -> None:
+    made = api_keys.create(database, create_project(database, "one"))
+
+    async def work(pool: Pool) -> None:
+        cache = KeyCache(pool)
+        found = await cache.find(made.access_key_id)
+        assert found is not None
+        cache.keep(found)
+        assert await cache.find_by_api_key(made.access_key_id) is None, "an access key id is no API key"
+        assert await cache.find_by_api_key(made.api_key) is not None
+        assert await cache.find(made.api_key) is None, "an API key is no access key id"
 
     run(database_url, work)

@@ -1,12 +1,17 @@
-"""Access keys: which project a signed request speaks for, and the secret that it must be signed with."""
+"""Who makes a request, by the credential that it carries: an access key that signed it, or an API key.
+
+The two kinds of proof never meet. An access key is looked up by its id, which everybody may know, and counts only when a
+signature made with its secret was verified. An API key proves itself: it is genuine or it is not. A `Principal` holds no
+secret, so the result of one proof cannot be taken for the input of the other, and each kind has a cache of its own.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import psycopg
 
@@ -21,17 +26,26 @@ _NO_ROOT = secrets.token_bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request: an access key, the public id of its project, and what the API key behind it allows.
+    """Who makes a request: an access key id, the public id of its project, and what the API key behind it allows.
 
-    Who came with the API key itself has nothing to sign with, and the access key that stands for it or for what it was made of.
+    With an API key as its credential, the id is that of the access key that stands for it, or for the key it was made of.
     """
 
     access_key_id: str
-    secret: str = field(repr=False)
     project: str
     grant: Grant
     roles: tuple[str, ...] = ()
     """For who filters the catalog's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """What a signature is verified against. The principal counts only after that."""
+
+    principal: Principal
+    secret: str = field(repr=False)
+    read_at: float = field(default=0.0, compare=False)
+    """When it was read from the database: a cache may keep it only so long from then on."""
 
 
 def create_key(connection: psycopg.Connection[Any], public_id: str) -> tuple[str, str]:
@@ -40,8 +54,8 @@ def create_key(connection: psycopg.Connection[Any], public_id: str) -> tuple[str
     return made.access_key_id, made.secret
 
 
-async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str) -> Principal | None:
-    """The key, unless it, or one that it was made of, was revoked."""
+async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str) -> AccessKey | None:
+    """The key, not yet proven by a signature, unless it, or one that it was made of, was revoked."""
     cursor = await connection.execute(
         "select k.secret_access_key, p.public_id, k.api_key, a.secret, a.actions"
         " from access_keys k join projects p on p.id = k.project_id left join api_keys a on a.head = k.head"
@@ -53,12 +67,12 @@ async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str)
         return None
     secret, project, api_key, root, actions = row
     if api_key is None:  # older than API keys
-        return Principal(access_key_id, secret, project, Grant(frozenset(FIRST_ACTIONS)))
+        return AccessKey(Principal(access_key_id, project, Grant(frozenset(FIRST_ACTIONS))), secret)
     try:
         grant = await _grant(connection, Macaroon.parse(api_key), root, actions)
     except BadKey:
         return None
-    return None if grant is None else Principal(access_key_id, secret, project, grant)
+    return None if grant is None else AccessKey(Principal(access_key_id, project, grant), secret)
 
 
 async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -> Principal | None:
@@ -79,7 +93,7 @@ async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -
         grant = await _grant(connection, key, root, actions)
     except BadKey:
         return None
-    return None if grant is None or project is None else Principal(access_key_id or "", "", project, grant, tuple(roles))
+    return None if grant is None or project is None else Principal(access_key_id or "", project, grant, tuple(roles))
 
 
 async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: bytes, actions: list[str]) -> Grant | None:
@@ -89,40 +103,68 @@ async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: 
     return grant if key.is_genuine(root) and not revoked.rowcount else None
 
 
-_Find = Callable[[psycopg.AsyncConnection[Any], str], Awaitable[Principal | None]]
+T = TypeVar("T")
 
 
 class KeyCache:
-    """The keys that requests came with lately. A key that was deleted goes on working for `seconds` at most.
+    """The keys that were proven lately. A key that was revoked goes on working for `seconds` at most.
 
-    Only keys that exist are kept, so a new key works at once, and nobody can fill the cache with inventions.
+    `find` gives an access key to verify a signature with; whoever has verified it calls `keep`. Nothing is kept before: a
+    request that anybody can make leaves no trace here, and nobody can fill the caches with ids that they only know.
     """
 
     def __init__(
         self, pool: Pool, seconds: float = 5.0, most: int = 10_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pool = pool
-        self._seconds = seconds
-        self._most = most
         self._clock = clock
-        self._known: dict[str, tuple[float, Principal]] = {}
+        self._access_keys = _Recent[AccessKey](seconds, most)
+        self._api_keys = _Recent[Principal](seconds, most)
 
-    async def find(self, access_key_id: str) -> Principal | None:
-        return await self._cached(access_key_id, find_key)
+    async def find(self, access_key_id: str) -> AccessKey | None:
+        """The access key of this id, whose holder has proven nothing yet."""
+        now = self._clock()
+        if (kept := self._access_keys.get(access_key_id, now)) is not None:
+            return kept
+        async with self._pool.connection() as connection:
+            found = await find_key(connection, access_key_id)
+        return None if found is None else replace(found, read_at=now)
+
+    def keep(self, key: AccessKey) -> None:
+        """Call it when a signature made with this key's secret was verified."""
+        self._access_keys.put(key.principal.access_key_id, key, key.read_at)
 
     async def find_by_api_key(self, text: str) -> Principal | None:
-        """No API key looks like an access key's id, so both are in one cache."""
-        return await self._cached(text, find_by_api_key)
-
-    async def _cached(self, text: str, find: _Find) -> Principal | None:
-        known = self._known.get(text)
-        if known is not None and self._clock() < known[0]:
-            return known[1]
+        """Who holds this API key; None if it is not genuine, or was revoked."""
+        now = self._clock()
+        if (kept := self._api_keys.get(text, now)) is not None:
+            return kept
         async with self._pool.connection() as connection:
-            principal = await find(connection, text)
-        self._known.pop(text, None)
+            principal = await find_by_api_key(connection, text)
         if principal is not None:
-            if len(self._known) >= self._most:
-                self._known.pop(next(iter(self._known)))  # the one that was read longest ago
-            self._known[text] = (self._clock() + self._seconds, principal)
+            self._api_keys.put(text, principal, now)
         return principal
+
+
+class _Recent(Generic[T]):
+    """Values by text, each until `seconds` after it was read; `most` at a time."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._values: dict[str, tuple[float, T]] = {}
+
+    def get(self, text: str, now: float) -> T | None:
+        read_at, value = self._values.get(text, (0.0, None))
+        if value is None or now - read_at < self._seconds:
+            return value
+        del self._values[text]
+        return None
+
+    def put(self, text: str, value: T, read_at: float) -> None:
+        if text not in self._values and len(self._values) >= self._most:
+            self._values.pop(next(iter(self._values)))  # the one that came first
+        self._values[text] = read_at, value
+
+    def __len__(self) -> int:
+        return len(self._values)

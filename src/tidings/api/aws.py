@@ -95,11 +95,12 @@ class Aws:
         method, raw_path, raw_query, raw_headers = scope["method"], scope["raw_path"], scope["query_string"], scope["headers"]
         region = self._parts.settings.api.region
         signed = sigv4.parse_call(method, raw_path, raw_query, raw_headers, datetime.now(UTC), region, service)
-        principal = await self._parts.keys.find(signed.access_key_id)
-        if principal is None:
+        key = await self._parts.keys.find(signed.access_key_id)
+        if key is None:
             raise CallerError("InvalidAccessKeyId", "The security token included in the request is invalid: no such key.")
         content = await _whole(body)
-        sigv4.verify(signed.over(content), principal.secret)
+        sigv4.verify(signed.over(content), key.secret)
+        self._parts.keys.keep(key)
         tracing.verified(scope)
         return Call(
             request_id,
@@ -107,7 +108,7 @@ class Aws:
             raw_path.decode("latin-1"),
             raw_query.decode("latin-1"),
             signed.headers,
-            principal,
+            key.principal,
             content,
             f"{scope.get('scheme', 'http')}://{hosts.host(raw_headers)}",
             receive,

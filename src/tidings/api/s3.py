@@ -57,11 +57,12 @@ class S3:
             signed = sigv4.parse(method, raw_path, raw_query, raw_headers, now, settings.region)
         else:
             signed = policy.parse(form.fields, now, settings.region)
-        principal = await self._parts.keys.find(signed.access_key_id)
-        if principal is None:
+        key = await self._parts.keys.find(signed.access_key_id)
+        if key is None:
             message = "The AWS access key ID you provided does not exist in our records."
             raise CallerError("InvalidAccessKeyId", message, AWSAccessKeyId=signed.access_key_id)
-        signing = sigv4.verify(signed, principal.secret)
+        signing = sigv4.verify(signed, key.secret)
+        self._parts.keys.keep(key)
         host = hosts.host(raw_headers)
         wanted = target(raw_path, raw_query, host, settings.domains, signed.spent)
         request = Request(
@@ -70,7 +71,7 @@ class S3:
             target=wanted,
             headers=signed.headers,
             raw_headers=[*raw_headers, *signed.from_query] if signed.from_query else raw_headers,
-            principal=principal,
+            principal=key.principal,
             signing=signing,
             source_ip=scope["client"][0] if scope.get("client") else "",
             body=body,

@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tidings.access import sigv4
-from tidings.access.keys import Principal
+from tidings.access.keys import AccessKey, Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.api.aws import MAX_BODY, Aws, Call
 from tidings.api.parts import Parts
@@ -82,8 +82,7 @@ def ask(tmp_path: Path, echo: Echo) -> Ask:
         async def serve() -> None:
             pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", 1)
             parts = Parts.over(Settings(), pool, Blobs(f"file://{tmp_path}"))
-            known = Principal(KEY, SECRET, "project", Grant(frozenset(ACTIONS)))
-            parts.keys._known[KEY] = (float("inf"), known)
+            parts.keys.keep(AccessKey(Principal(KEY, "project", Grant(frozenset(ACTIONS))), SECRET, read_at=float("inf")))
             aws = Aws(parts, {front: echo})
             if not aws.serves(scope):
                 sent.extend([{"status": 0}, {"body": b"not for us"}])
