@@ -158,7 +158,7 @@ class Collector:
         self._over.set()
         for pull in self._pulls:
             pull.cancel()
-            pull.result(timeout=10)
+            pull.result(timeout=60)
         for reader in self._readers:
             reader.join(30)
         self._channel.close()
@@ -166,11 +166,10 @@ class Collector:
     def of(self, topic: str) -> list[Arrival]:
         return [arrival for arrival in list(self.arrivals) if arrival.topic == topic]
 
-    def event(self, request_id: str, seconds: float = 30) -> Arrival:
+    def event(self, request_id: str) -> Arrival:
         """The event of one request, waited for."""
         found: Arrival = until(
             lambda: next((arrival for arrival in list(self.arrivals) if arrival.request_id == request_id), None),
-            seconds,
             f"the event of request {request_id}",
         )
         return found

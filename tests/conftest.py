@@ -23,6 +23,7 @@ import cluster
 from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 # The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
 # cost more than they ever gain.
@@ -208,7 +209,7 @@ def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator
         settings = {**os.environ, **cluster.environment(), **_without_kafka(environment), **environment}
         process = subprocess.Popen([*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env=settings)
     try:
-        deadline = time.monotonic() + 260
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not ready_file.exists():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -220,7 +221,7 @@ def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator
         canary.plant(database)
     finally:
         process.terminate()
-        process.wait(90)
+        process.wait(120)
 
 
 def _without_kafka(environment: dict[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ import psycopg
 
 import sns_messages
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 BUCKET = "atlas-files"
 SHA256 = "ab" * 32
@@ -205,16 +206,16 @@ def files_webhook(database_url: str, folder: Path, trusted: str, **environment: 
         yield webhook
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 def wait_until_ready(webhook: Webhook) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and webhook.process.poll() is None:
         try:
             urllib.request.urlopen(f"{webhook.url}/-/ready", timeout=5).close()
             return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except OSError:
             time.sleep(0.05)
     raise AssertionError(f"the webhook is not ready: {webhook.log}")
 

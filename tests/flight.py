@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from tidings.delivery.settings import DeliverySettings
+from waiting import PATIENCE_SECONDS
 
 _CURSORS = """
     select l.destination, coalesce(l.win, s.win), coalesce(l.seq, s.seq) from stream s, lanes l
@@ -32,7 +33,7 @@ _BEYOND = """
 Cursors = dict[str, tuple[int, int]]
 
 
-def ask(url: str, query: str, values: Any = (), seconds: float = 120.0) -> list[Any]:
+def ask(url: str, query: str, values: Any = (), seconds: float = PATIENCE_SECONDS) -> list[Any]:
     """The rows of a query, on a connection of its own; if the database is away, when it is back."""
     deadline = time.monotonic() + seconds
     while True:

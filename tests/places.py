@@ -119,7 +119,7 @@ def places(stack: Running, there: Outside, collector: Collector, prefix: str, ki
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
         lanes = [place.lane for place in made.values()]
         live = "select from lanes where destination = any(%s) and state = 'live'"
-        until(lambda: database.execute(live, [lanes]).rowcount == len(lanes), 60, "every lane runs with the stream")
+        until(lambda: database.execute(live, [lanes]).rowcount == len(lanes), "every lane runs with the stream")
     return made
 
 

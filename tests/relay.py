@@ -129,4 +129,4 @@ def running(target: tuple[str, int]) -> Iterator[Relay]:
     finally:
         relay.refuse()
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(120)

@@ -31,6 +31,7 @@ from botocore.credentials import Credentials
 import canary
 from arrivals import Arrival, Collector
 from conftest import Running
+from waiting import PATIENCE_SECONDS
 
 PROGRAMS = Path(sys.executable).parent
 """Where `tidings` and `aws` are: in the virtual environment that runs the tests."""
@@ -284,7 +285,7 @@ def _wanted(rows: Sequence[Any]) -> dict[str, Any]:
     return {f"{row.id}.{rule}": row for row in rows if row.rules is not None for rule in row.rules.split(",")}
 
 
-def all_arrived(database: str, collector: Collector, buckets: Sequence[str], seconds: float = 120) -> None:
+def all_arrived(database: str, collector: Collector, buckets: Sequence[str], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until every change that a rule wants has arrived; if that takes too long the verdict says what is lost."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and _wanted(changes(database, buckets)).keys() - collector.ids():

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE_SECONDS = 240.0
+"""Long enough for a machine that is busy with other things: who waits for a condition pays only what it takes."""
 
-def until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
+
+def until(condition: Callable[[], Any], what: str, every: float = 0.05, seconds: float = PATIENCE_SECONDS) -> Any:
     """Wait until the condition holds, and return what it said."""
     deadline = time.monotonic() + seconds
     while not (said := condition()):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from waiting import PATIENCE_SECONDS
+
 
 @dataclass(frozen=True)
 class Received:
@@ -51,7 +53,7 @@ class Webhook:
             self._changed.notify_all()
         return self.answer(received)
 
-    def wait(self, wanted: Callable[[Received], bool], seconds: float = 30.0) -> Received:
+    def wait(self, wanted: Callable[[Received], bool], seconds: float = PATIENCE_SECONDS) -> Received:
         """The first request that is wanted, also one that has come already."""
         deadline = time.monotonic() + seconds
         with self._changed:

@@ -76,7 +76,7 @@ class Kept:
                 self._stop.wait(_AGAIN_SECONDS)
 
     def kill(self) -> None:
-        process = until(lambda: self._running, 60, f"it was started again: {self.last_words()}")
+        process = until(lambda: self._running, f"it was started again: {self.last_words()}")
         self._killed.add(process.pid)
         kill_tree(process.pid)
 
@@ -123,7 +123,7 @@ class Echo:
             reader.close()
 
     def _echo(self, reader: Consumer, producer: Producer) -> None:
-        partitions = list(reader.list_topics(self._topic, timeout=30).topics[self._topic].partitions)
+        partitions = list(reader.list_topics(self._topic, timeout=60).topics[self._topic].partitions)
         reader.assign([TopicPartition(self._topic, partition, 0) for partition in partitions])
         waiting, known = [], set()
         while not self._stop.is_set() or waiting:
@@ -146,8 +146,8 @@ def lag(bootstrap: str, topic: str, positions: Mapping[int, int]) -> int:
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "lag", "enable.auto.commit": False})
     try:
         behind = 0
-        for partition in reader.list_topics(topic, timeout=30).topics[topic].partitions:
-            low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+        for partition in reader.list_topics(topic, timeout=60).topics[topic].partitions:
+            low, high = reader.get_watermark_offsets(TopicPartition(topic, partition), timeout=60)
             behind += high - max(low, positions.get(partition, 0))
         return behind
     finally:

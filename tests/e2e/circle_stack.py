@@ -42,7 +42,6 @@ PROGRESS = {
     "uploads": "select max(created_at) from upload_registry",
 }
 BUSY_SECONDS = 20.0
-START_SECONDS = 240.0
 DRAIN_SECONDS = 600.0
 
 
@@ -204,12 +203,12 @@ class Circle:
             url = sqs.get_queue_url(QueueName=f"{QUEUE}-dlq")["QueueUrl"]
             arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
             sqs.start_message_move_task(SourceArn=arn)
-            until(lambda: not self.waiting(f"{QUEUE}-dlq"), 120, "dead letters are brought back")
+            until(lambda: not self.waiting(f"{QUEUE}-dlq"), "dead letters are brought back")
             moved += letters
 
     def _wait_until_nothing_is_under_way(self) -> None:
         try:
-            until(lambda: not self.under_way(), DRAIN_SECONDS, "nothing is under way", every=0.25)
+            until(lambda: not self.under_way(), "nothing is under way", every=0.25, seconds=DRAIN_SECONDS)
         except AssertionError as error:
             words = "\n\n".join(f"{role}: {part.last_words()}" for role, part in self.kept.items())
             raise AssertionError(f"{error}: {self.under_way()}\n{words}") from None
@@ -226,9 +225,9 @@ class Circle:
             return
         pid, before = self.stack.pid(role), position(self.url)
         kill_tree(pid)
-        until(lambda: self.stack.pid(role) != pid, 60, f"{role} was started again")
+        until(lambda: self.stack.pid(role) != pid, f"{role} was started again")
         if role != "api":  # whoever is killed next should have something to do
-            until(lambda: position(self.url) > before, START_SECONDS, f"it delivers again after {role}")
+            until(lambda: position(self.url) > before, f"it delivers again after {role}")
 
     def _done(self, role: str) -> Any:
         return ask(self.url, PROGRESS[role]) if role in PROGRESS else time.monotonic()
@@ -300,14 +299,14 @@ def _start(made: Circle, folder: Path, topic: str, port: int) -> None:
     assert sns.create_topic(Name="files")["TopicArn"] == topic
     for bucket in made.inventory:
         _bucket(made, bucket, f"arn:tidings:kafka::local:{TOPIC}")
-    until(lambda: _is_ready(f"http://127.0.0.1:{port}"), START_SECONDS, "the files' webhook is ready")
+    until(lambda: _is_ready(f"http://127.0.0.1:{port}"), "the files' webhook is ready")
     sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=f"http://127.0.0.1:{port}/api/sns")
 
     def confirmed() -> bool:
         [each] = sns.list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
         return str(each["SubscriptionArn"]).startswith(topic)
 
-    until(confirmed, START_SECONDS, "the files' webhook is subscribed")
+    until(confirmed, "the files' webhook is subscribed")
     for bucket in made.files:
         _bucket(made, bucket, topic)
 

@@ -73,5 +73,5 @@ class Nessie:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
         self._process.stdout.close()

@@ -28,6 +28,7 @@ from tidings.access.keys import create_key
 from tidings.access.projects import create_project
 from tidings.db.migrate import migrate
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 REGION = "us-east-1"
 
@@ -117,7 +118,7 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
         canary.plant(database_url)
     finally:
         server.process.terminate()  # a test may have started another
-        server.process.wait(30)
+        server.process.wait(120)
 
 
 def start(settings: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
@@ -125,12 +126,12 @@ def start(settings: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
 
 
 def wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and server.process.poll() is None:
         try:
             urllib.request.urlopen(f"{server.endpoint}/-/ready", timeout=5).close()
             return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             time.sleep(0.05)
     raise AssertionError(f"the server is not ready: {server.log}")
 
@@ -223,7 +224,7 @@ def request(
 
 
 def send(server: Server, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
         length = {} if "transfer-encoding" in headers else {"content-length": str(len(body))}

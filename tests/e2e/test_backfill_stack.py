@@ -53,20 +53,20 @@ def test_a_new_rule_is_told_of_every_object_once_and_of_every_later_change_once(
             assert caller.call("PUT", f"/{BUCKET}/quiet/{number:03}", b"%d" % number).status == 200
         caller.close()
         with Writers(stack.ready, [BUCKET], seed, threads=2, keys=40, pace=0.1).writing():
-            until(lambda: len(changes(url, [BUCKET])) > quiet + 60, 60, "writers are busy")
+            until(lambda: len(changes(url, [BUCKET])) > quiet + 60, "writers are busy")
             rule = ("--bucket", BUCKET, "--topic", arn, "--event", "s3:ObjectCreated:*", "--id", "created")
             added = run(stack, "rules", "add", *rule, "--backfill", "--no-wait")
             assert not added["ended"]
-            until(lambda: ask(url, "select sum(sent) from backfills")[0][0] > quiet // 4, 90, "it is in the middle")
+            until(lambda: ask(url, "select sum(sent) from backfills")[0][0] > quiet // 4, "it is in the middle")
             moment = time.time()
             stack.kill("stream")
             shown = [lane for lane in run(stack, "lanes", "list") if lane["backfill"]]
             assert [lane["state"] for lane in shown] == ["backfill"], "nobody goes on with it yet"
-            until(lambda: ask(url, "select told_at is not null from backfills")[0][0], 240, "everything is told", 0.5)
-        until(lambda: ask(url, "select ended_at is not null from backfills")[0][0], 240, "it has joined its lane", 0.5)
+            until(lambda: ask(url, "select told_at is not null from backfills")[0][0], "everything is told", 0.5)
+        until(lambda: ask(url, "select ended_at is not null from backfills")[0][0], "it has joined its lane", 0.5)
         numbers = dict(ask(url, "select config_id, rule from bucket_eventing_configs"))
         wanted = {f"{row.id}.{rule}": row for row in changes(url, [BUCKET]) if row.rules for rule in row.rules.split(",")}
-        until(lambda: not wanted.keys() - collector.ids(), 120, "every live event has arrived")
+        until(lambda: not wanted.keys() - collector.ids(), "every live event has arrived")
         assert run(stack, "lanes", "list")[0]["state"] == "live"
         # A rule that is at work is cut over by the stream; this one wants nothing of what is there.
         done = run(stack, "rules", "backfill", BUCKET, "removed")

@@ -32,7 +32,7 @@ def collector(stack: Running) -> Iterator[Collector]:
         put = Caller(stack.ready).call("PUT", KEY, KEPT)
         assert put.status == 200
         collector.event(put.request_id)
-        until(lambda: collector.tests, 10, "the test event")
+        until(lambda: collector.tests, "the test event")
         yield collector
 
 

@@ -41,7 +41,7 @@ class Client:
     who: str = ""
 
     def __call__(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
         try:
             sent = {"authorization": f"Bearer {self.key}"} if self.key else {}
             content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
@@ -338,7 +338,7 @@ def test_bad_input_is_refused_clearly_and_changes_nothing(server: Server, client
 def test_calls_are_counted_by_their_names(server: Server, client: Client) -> None:
     client.commit("a")
     client("GET", "/a/path/that/somebody/wrote")
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/-/metrics")
     text = connection.getresponse().read().decode()
     connection.close()

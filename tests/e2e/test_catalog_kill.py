@@ -28,7 +28,7 @@ def test_a_commit_and_its_events_are_there_together_or_not_at_all(tmp_path: Path
             key = api_keys.create(connection, server.project).api_key
 
         def call(method: str, path: str, body: Any = None) -> Any:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
             try:
                 headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
                 connection.request(method, f"/-/catalog/api/v1{path}", json.dumps(body) if body else None, headers)
@@ -69,7 +69,7 @@ def test_a_commit_and_its_events_are_there_together_or_not_at_all(tmp_path: Path
         finally:
             over.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(120)
 
         with psycopg.connect(server.database_url, autocommit=True) as connection:
             events = Told(connection).events()

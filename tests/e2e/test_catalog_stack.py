@@ -93,13 +93,13 @@ def test_every_event_reaches_who_wants_it_in_the_format_and_by_the_filter_that_w
     client.commit(put("sales", "orders"), put("other", "orders"))
     last = client.commit(delete("sales", "orders"))
 
-    said = [json.loads(each) for each in until(lambda: read_at_least(TOPIC, 7), 90, "all events at Pub/Sub")]
+    said = [json.loads(each) for each in until(lambda: read_at_least(TOPIC, 7), "all events at Pub/Sub")]
     types = [each["type"] for each in said if each["type"] != "TEST"]
     assert types == ["REFERENCE_CREATED", "COMMIT", "CONTENT_STORED", "CONTENT_STORED", "COMMIT", "CONTENT_REMOVED"]
     assert said[-1]["contentKey"] == {"elements": ["sales", "orders"]}
     assert said[-1]["hash"] == last
 
-    records = until(lambda: of_kafka(stack), 60, "the table that was stored")
+    records = until(lambda: of_kafka(stack), "the table that was stored")
     [(key, headers, body)] = records
     assert key == f"{stack.ready['project']}:main"
     assert body["contentKey"]["elements"] == ["sales", "orders"]
@@ -156,7 +156,7 @@ def test_explain_shows_which_commit_names_an_object_and_which_object_a_commit_na
     def delivered() -> bool:
         return "(live): delivered" in explain(stack, f"catalog://{commit}")
 
-    until(delivered, 60, "the commit's event is delivered", every=1)
+    until(delivered, "the commit's event is delivered", every=1)
     words = explain(stack, f"catalog://{commit}")
     assert "names s3://warehouse/sales/v1.json: its change" in words
     assert "subscription explained: not wanted: it does not ask for CONTENT_STORED, only for COMMIT" in words
@@ -229,6 +229,6 @@ def received(sqs: Any, url: str, number: int) -> list[tuple[dict[str, Any], dict
                 found[each["MessageId"]] = (body, each.get("MessageAttributes", {}))
         return len(found) >= number
 
-    until(there, 60, f"{number} messages")
+    until(there, f"{number} messages")
     assert len(found) == number
     return sorted(found.values(), key=lambda each: each[1]["sequencer"]["StringValue"] if each[1] else "")

@@ -23,7 +23,7 @@ import httpx
 import psycopg
 import pytest
 from circle_parts import Echo
-from circle_stack import OURS, PARTITIONS, START_SECONDS, TOPIC, UPLOADS, Circle, Form, Versions, circle
+from circle_stack import OURS, PARTITIONS, TOPIC, UPLOADS, Circle, Form, Versions, circle
 from circle_writers import NULL, Operations, Uploads
 
 import kafka_reader
@@ -88,8 +88,8 @@ def _run(made: Circle, seed: int) -> tuple[Counter[str], Operations, Uploads, in
                 before = done()
                 made.kill(role)
                 kills[role] += 1
-                until(lambda before=before: done() > before + 20, START_SECONDS, f"there are operations again after {role}")
-            until(lambda: done() >= form.operations, 3600, f"{form.operations} operations", every=0.2)
+                until(lambda before=before: done() > before + 20, f"there are operations again after {role}")
+            until(lambda: done() >= form.operations, f"{form.operations} operations", every=0.2)
         made.drain()  # what is under way comes twice, too
     return kills, work, uploads, echo.count
 
@@ -99,9 +99,9 @@ def _prime(made: Circle) -> None:
     s3 = made.stack.s3()
     for bucket in (made.toggled, made.files[1]):
         s3.put_object(Bucket=bucket.name, Key=bucket.keys[0], Body=b"first")
-    until(lambda: _upload(made, "first"), START_SECONDS, "the front takes an upload")
+    until(lambda: _upload(made, "first"), "the front takes an upload")
     for table in ("inventory", "hat.files", "upload_registry"):
-        until(lambda table=table: ask(made.url, f"select 1 from {table} limit 1"), START_SECONDS, f"something is in {table}")
+        until(lambda table=table: ask(made.url, f"select 1 from {table} limit 1"), f"something is in {table}")
 
 
 def _check_uploads(made: Circle, uploads: Uploads) -> None:
@@ -139,7 +139,7 @@ def _withheld_events_are_found_and_repaired(made: Circle, seed: int) -> str:
     with _no_rules(made, (made.toggled.name, made.files[1].name, UPLOADS)):
         work = Operations(made.stack.ready, [[made.toggled], [made.files[1]]], seed + 1, threads=2)
         with work.working():
-            until(lambda: sum(work.done.values()) >= made.form.withheld, START_SECONDS, "operations without a rule")
+            until(lambda: sum(work.done.values()) >= made.form.withheld, "operations without a rule")
         for number in range(3):
             assert _upload(made, f"withheld {number}")
         for key in chance.sample(sorted(made.in_uploads()), 2):

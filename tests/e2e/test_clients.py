@@ -120,7 +120,7 @@ def test_a_client_asks_for_events_and_each_says_what_happened(
     assert not client.configuration(bucket)
     client.configure(bucket, configuration)
     assert client.configuration(bucket) == configuration
-    until(lambda: [test for test in collector.tests if test["Bucket"] == bucket], 10, "the test event")
+    until(lambda: [test for test in collector.tests if test["Bucket"] == bucket], "the test event")
 
     put = client.put(bucket, KEY, BODY)
     client.put(bucket, "another/ü.txt", BODY)

@@ -109,10 +109,10 @@ def test_events_arrive_in_order_and_both_workers_publish(
     send_events(stack, collector, bucket)
     url, pubsub = stack.ready["database"], stack.ready["pubsub"]
     with Writers(stack.ready, [bucket], seed, threads=4, keys=400, pace=0).writing() as writers:
-        until(lambda: collector.of(bucket), 60, "events arrive")
+        until(lambda: collector.of(bucket), "events arrive")
         with standing_still(stack):
             done = len(writers.acknowledged)
-            until(lambda: len(writers.acknowledged) >= done + MANY, 120, f"{MANY} writes")
+            until(lambda: len(writers.acknowledged) >= done + MANY, f"{MANY} writes")
     all_arrived(url, collector, [bucket])
     found = verdict(url, collector, writers, [bucket], seed)
     by_worker = [publishers(cluster, number, pubsub) for number in (0, 1)]
@@ -142,7 +142,7 @@ def test_no_secret_is_shown_by_spark(cluster: SparkCluster, stack: Running) -> N
     places = [f"{page}{path}" for page in cluster.pages for path in ("/", "/json/")]
     places += [f"{cluster.pages[0]}/app/?appId={running['id']}", f"{application}/environment/", f"{application}/SQL/"]
     places += [f"{rest}/environment", f"{rest}/sql?details=true&length=100", f"{rest}/allexecutors"]
-    shown = {place: urllib.request.urlopen(place, timeout=30).read().decode() for place in places}
+    shown = {place: urllib.request.urlopen(place, timeout=60).read().decode() for place in places}
     assert "spark.cores.max" in shown[f"{rest}/environment"]
     assert "MapInArrow" in shown[f"{rest}/sql?details=true&length=100"]
     for folder in (cluster.folder, stack.data.parent / "events"):
@@ -161,7 +161,7 @@ def test_no_secret_is_shown_by_spark(cluster: SparkCluster, stack: Running) -> N
 def written(stack: Running, collector: Collector, bucket: str, seed: int, number: int) -> Writers:
     """At least so many changes, and whatever was under way before has arrived."""
     with Writers(stack.ready, [bucket], seed, threads=4, keys=400, pace=0).writing() as writers:
-        until(lambda: len(writers.acknowledged) >= number, 120, f"{number} writes")
+        until(lambda: len(writers.acknowledged) >= number, f"{number} writes")
     while True:
         arrived = len(collector.arrivals)
         time.sleep(1)
@@ -184,7 +184,7 @@ def kill(cluster: SparkCluster, number: int, what: str) -> bool:
         except psutil.NoSuchProcess:
             continue
     if what == "a worker":
-        worker.wait(30)
+        worker.wait(120)
     return bool(victims)
 
 
@@ -210,17 +210,17 @@ def test_parts_of_the_cluster_that_are_killed_lose_nothing(
         writers.acknowledged += more.acknowledged
         arrived = len(collector.arrivals)
         # now both workers send their part of a round, each key's changes one after the other
-        until(lambda arrived=arrived: len(collector.arrivals) > arrived, 60, "the round sends", every=0.005)
+        until(lambda arrived=arrived: len(collector.arrivals) > arrived, "the round sends", every=0.005)
         time.sleep(chance.uniform(0, 0.5))
         before = flight.now()
-        until(lambda what=what, number=number: kill(cluster, number, what), 60, f"there is {what} to kill")
+        until(lambda what=what, number=number: kill(cluster, number, what), f"there is {what} to kill")
         exposed += max(before, flight.now())
         set_fault(stack.ready["pubsub"], "*", None)
         all_arrived(url, collector, [bucket])
         if what == "a worker":
-            until(lambda: "task slots left and needs 4" in log.read_text(), 60, "the stream warns")
+            until(lambda: "task slots left and needs 4" in log.read_text(), "the stream warns")
             cluster.start_worker(number)
-        until(lambda: all(executor(cluster, each) for each in (0, 1)), 120, "both have executors again")
+        until(lambda: all(executor(cluster, each) for each in (0, 1)), "both have executors again")
     all_arrived(url, collector, [bucket])
     found = verdict(url, collector, writers, [bucket], seed)
     say(f"{kills} kills, {exposed} changes were under way: {found}")

@@ -101,7 +101,6 @@ def stale(changes: Sequence[tuple[int, str]], writes: dict[str, Span], flips: Se
     ]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [2_000, pytest.param(20_000, marks=pytest.mark.chaos)])
 def test_a_change_is_judged_by_the_configuration_committed_before_its_object(stack: Running, say: Say, number: int) -> None:
     with collecting(stack) as collector:
@@ -138,7 +137,7 @@ def _race(stack: Running, collector: Collector, bucket: str, number: int, say: S
     assert [row for row in rows if row[3] != (always if row[2].startswith(ALWAYS) else sometimes.get(row[0], ""))] == []
 
     transmitted, wanted = ({row[1] for row in rows if row[3] in rules} for rules in ({always, *sometimes.values()}, {always}))
-    until(lambda: wanted <= arrived(collector, bucket), 120, "every event of the rule that stays")
+    until(lambda: wanted <= arrived(collector, bucket), "every event of the rule that stays")
     assert arrived(collector, bucket) <= transmitted, "an event that its configuration did not want"
     kept = len(arrived(collector, bucket) - wanted)
     say(

@@ -36,7 +36,7 @@ def access(server: Server) -> Access:
 
 
 def ask(server: Server, path: str, headers: dict[str, str]) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()

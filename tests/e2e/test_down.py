@@ -50,14 +50,14 @@ def test_a_topic_that_fails_holds_up_nobody_but_its_own_lane(
         try:
             for bucket, fault in held.items():
                 set_fault(stack.ready["pubsub"], topic(bucket), fault, seconds=3.0 if fault == "delay" else 0.0)
-            wait_for(url, held, "behind", 30)
+            wait_for(url, held, "behind")
             time.sleep(DOWN_SECONDS)
             shown = shown_lanes(url)
         finally:
             lifted = time.time()
             for bucket in held:
                 set_fault(stack.ready["pubsub"], topic(bucket), None)
-        wait_for(url, held, "live", 60)
+        wait_for(url, held, "live")
         back = time.time()
         time.sleep(1)
     all_arrived(url, collector, buckets)
@@ -99,11 +99,11 @@ def shown_lanes(url: str) -> dict[str, dict[str, Any]]:
     return {lane["destination"]: lane for lane in json.loads(done.stdout)}
 
 
-def wait_for(url: str, held: dict[str, str], state: str, seconds: float) -> None:
+def wait_for(url: str, held: dict[str, str], state: str) -> None:
     arns = [arn(bucket) for bucket in held]
     with psycopg.connect(url, autocommit=True) as database:
         looking = "select from lanes where destination = any(%s) and state = %s"
-        until(lambda: database.execute(looking, [arns, state]).rowcount == len(arns), seconds, f"{arns} are {state}")
+        until(lambda: database.execute(looking, [arns, state]).rowcount == len(arns), f"{arns} are {state}")
 
 
 def waits(collector: Collector, writers: Writers, bucket: str, since: float, before: float) -> list[float]:

@@ -78,7 +78,7 @@ class Watch:
     def warm(self) -> None:
         """Wait until events arrive soon everywhere: at first the JVM is busy with the plans for so many formats."""
         for bucket in self.buckets:
-            until(lambda bucket=bucket: self._soon(bucket), 120, f"events arrive soon at {bucket}")
+            until(lambda bucket=bucket: self._soon(bucket), f"events arrive soon at {bucket}")
 
     def _soon(self, bucket: str) -> bool:
         """Whether what was written a second ago and before is there."""
@@ -193,7 +193,7 @@ def test_when_the_tries_are_spent_the_log_the_metric_and_the_operator_s_command_
     alerted = float(metric(stack, "tidings_alerts_total"))
     with place.troubled("down"):
         stack.s3().put_object(Bucket=place.name, Key="key", Body=b"x")
-        [told] = until(lambda: told_of(alerts, place), 60, "the operator's command is run")
+        [told] = until(lambda: told_of(alerts, place), "the operator's command is run")
         assert told | {"lane": 0, "error": ""} == {
             "alert": ALERT,
             "lane": 0,
@@ -207,7 +207,7 @@ def test_when_the_tries_are_spent_the_log_the_metric_and_the_operator_s_command_
         assert [line for line in said if place.lane in line], said
         time.sleep(3)  # two more tries
         assert len(told_of(alerts, place)) == 1
-    until(lambda: collector.of(place.name), 60, "the event arrives")
+    until(lambda: collector.of(place.name), "the event arrives")
 
 
 def told_of(alerts: Path, place: Place) -> list[dict[str, Any]]:
@@ -216,7 +216,7 @@ def told_of(alerts: Path, place: Place) -> list[dict[str, Any]]:
 
 
 def metric(stack: Running, name: str) -> str:
-    with urllib.request.urlopen(stack.ready["metrics"], timeout=30) as page:
+    with urllib.request.urlopen(stack.ready["metrics"], timeout=60) as page:
         lines = page.read().decode().splitlines()
     return next(line.rpartition(" ")[2] for line in lines if line.startswith(name))
 

@@ -424,9 +424,9 @@ def test_the_certificate_being_away_is_no_refusal(
 
 def test_it_says_how_it_is(webhook: Webhook, topic: Topic) -> None:
     webhook.post(topic.message(TEST_EVENT))
-    with urllib.request.urlopen(f"{webhook.url}/-/healthy", timeout=10) as answer:
+    with urllib.request.urlopen(f"{webhook.url}/-/healthy", timeout=60) as answer:
         assert answer.read() == b"healthy\n"
-    with urllib.request.urlopen(f"{webhook.url}/-/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{webhook.url}/-/metrics", timeout=60) as answer:
         assert b'operation="files:Notify",status_class="2xx"' in answer.read()
 
 

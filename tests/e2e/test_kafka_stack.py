@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 
 import kafka_reader
 from conftest import Running, running_stack
+from waiting import until
 
 ARN = "arn:tidings:kafka::local:my-events"
 
@@ -31,8 +30,8 @@ def test_changes_arrive_as_records_and_still_do_when_the_brokers_were_killed(tmp
 
         brokers = stack.ready["kafka"]
         stack.kill("kafka")
-        until(lambda: stack.ready["kafka"] != brokers, 60)
-        until(lambda: answers(s3), 120)
+        until(lambda: stack.ready["kafka"] != brokers, "other brokers")
+        until(lambda: answers(s3), "the API answers")
         s3.put_object(Bucket="my-bucket", Key="after", Body=b"x")
         assert "after" in events(stack, 1)[-1][1]
 
@@ -55,12 +54,5 @@ def events(stack: Running, count: int) -> list[tuple[dict[str, str], str]]:
         found[:] = [each for each in found if "Event" not in json.loads(each[1])]
         return len(found) >= count
 
-    until(there, 90)
+    until(there, f"{count} messages")
     return found
-
-
-def until(happened: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.2)

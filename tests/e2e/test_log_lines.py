@@ -44,11 +44,9 @@ def test_a_request_that_fails_and_a_process_that_dies_are_objects_with_fields(da
         assert failed["exception"].startswith("Traceback")
         assert "File too large" in failed["exception"]
         psutil.Process(server.process.pid).children()[0].kill()
-        until(lambda: [line for line in lines(log) if "Unexpected exit" in line["message"]], 60, "the server to notice")
+        until(lambda: [line for line in lines(log) if "Unexpected exit" in line["message"]], "the server to notice")
         hosts: set[str] = set()  # one that is still starting would not hear that it is to stop
-        until(
-            lambda: hosts.add(request(server, "HEAD", "/bucket").headers["x-amz-id-2"]) or len(hosts) == 2, 60, "its successor"
-        )
+        until(lambda: hosts.add(request(server, "HEAD", "/bucket").headers["x-amz-id-2"]) or len(hosts) == 2, "its successor")
         password = psycopg.conninfo.conninfo_to_dict(database_url)["password"]
         assert str(password) not in log.read_text()
 
@@ -69,15 +67,15 @@ def test_a_whole_stack_with_spark_in_it_writes_nothing_else(tmp_path: Path) -> N
         pubsub.set_fault(stack.ready["pubsub"], topic, "unavailable")
         stack.s3().put_object(Bucket="my-bucket", Key="key", Body=b"x")
         log = stack.data / "logs" / "stream.log"
-        [behind] = until(lambda: [each for each in lines(log) if "falls behind" in each["message"]][:1], 60, "a lane behind")
+        [behind] = until(lambda: [each for each in lines(log) if "falls behind" in each["message"]][:1], "a lane behind")
         assert (behind["level"], behind["late"]) == ("WARNING", False)
-        retry = until(lambda: [each for each in lines(log) if "attempts" in each], 60, "its next try")[0]
+        retry = until(lambda: [each for each in lines(log) if "attempts" in each], "its next try")[0]
         assert (retry["lane"], retry["cursor"], retry["level"]) == (behind["lane"], behind["cursor"], "WARNING")
         [ours] = [each for each in lines(log) if "the stream is ours" in each["message"]]
         assert ours["epoch"] >= 1
         stack.kill("pubsub")
         up = tmp_path / "up.log"
-        until(lambda: [each for each in lines(up) if each.get("part") == "pubsub"], 60, "Pub/Sub to be started again")
+        until(lambda: [each for each in lines(up) if each.get("part") == "pubsub"], "Pub/Sub to be started again")
         password = psycopg.conninfo.conninfo_to_dict(stack.ready["database"])["password"]
         secrets = [str(password), stack.ready["secret_access_key"]]
     assert [each["message"] for each in lines(up)][-1] == "stopped"

@@ -352,7 +352,7 @@ def test_calls_that_are_given_up_at_any_moment_leave_a_whole_configuration_and_n
     get = pb.GetBucketNotificationConfigurationRequest(header=header, name=bucket.encode()).SerializeToString()
     assert pb.GetBucketNotificationConfigurationResponse.FromString(raw(front, GET, get)).configuration == wanted[1], seed
     open_ = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%%'"
-    until(lambda: front.server.query(open_) == [(0,)], 10, "no transaction is left open")
+    until(lambda: front.server.query(open_) == [(0,)], "no transaction is left open")
     with front.client() as client:
         for _ in range(30):  # more than there are connections in the pool
             client.get_bucket_notification_configuration(bucket)
@@ -368,13 +368,13 @@ def test_more_calls_than_a_worker_takes_are_told_so(front: Front, client: Metain
         with ExitStack() as open_:
             methods = [channel.unary_unary(f"/tidings.metainfo.Metainfo/{PUT}") for channel in connections(front, open_, 6)]
             calls = [method.future(request.SerializeToString(), timeout=60) for method in methods for _ in range(90)]
-            told = until(lambda: [call for call in calls if call.done()], 30, "those beyond the limit are told")
+            told = until(lambda: [call for call in calls if call.done()], "those beyond the limit are told")
             assert {call.code() for call in told} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             for call in calls:
                 call.cancel()
     finally:
         front.pubsub.set_fault(TOPIC, None)
-    until(lambda: status(lambda: client.get_bucket_notification_configuration(bucket)) == "OK", 30, "there is room again")
+    until(lambda: status(lambda: client.get_bucket_notification_configuration(bucket)) == "OK", "there is room again")
 
 
 def connections(front: Front, open_: ExitStack, number: int) -> list[Any]:

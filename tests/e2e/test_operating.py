@@ -52,7 +52,7 @@ def put(stack: Running, bucket: str, *keys: str) -> None:
 
 
 def arrived(collector: Collector, bucket: str, *keys: str) -> None:
-    until(lambda: set(keys) <= {a.key for a in collector.of(bucket)}, 60, f"{keys} arrive from {bucket}")
+    until(lambda: set(keys) <= {a.key for a in collector.of(bucket)}, f"{keys} arrive from {bucket}")
 
 
 def words(stack: Running, bucket: str, key: str) -> str:
@@ -74,10 +74,10 @@ def test_a_paused_lane_keeps_everything_and_gives_it_in_order_when_it_is_resumed
     assert "the lane is paused" in words(stack, bucket, "a")
     assert lane_of(stack, bucket)["owed"] == 3
     run(stack, "lanes", "resume", str(lane))
-    until(lambda: len(collector.of(bucket)) >= 4, 60, "what was kept arrives")
+    until(lambda: len(collector.of(bucket)) >= 4, "what was kept arrives")
     of_a = [arrival.sequencer for arrival in collector.of(bucket) if arrival.key == "a"]
     assert of_a == sorted(of_a)
-    until(lambda: lane_of(stack, bucket)["state"] == "live", 60, "the lane runs with the stream again")
+    until(lambda: lane_of(stack, bucket)["state"] == "live", "the lane runs with the stream again")
 
 
 def test_a_lane_that_skips_sends_nothing_of_it_and_says_so_for_ever(stack: Running, collector: Collector) -> None:
@@ -90,7 +90,7 @@ def test_a_lane_that_skips_sends_nothing_of_it_and_says_so_for_ever(stack: Runni
     put(stack, bucket, "not-wanted")
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
         read = "select (s.win, s.seq) >= (select id, hi from windows order by id desc limit 1) from stream s"
-        until(lambda: database.execute(read).fetchone() == (True,), 30, "the stream has passed it")
+        until(lambda: database.execute(read).fetchone() == (True,), "the stream has passed it")
     time.sleep(1)
     run(stack, "lanes", "skip", str(lane), "--note", "broken upload")
     run(stack, "lanes", "resume", str(lane))
@@ -110,7 +110,7 @@ def test_a_refused_message_is_a_dead_letter_that_can_be_seen_sent_and_discarded(
     try:
         put(stack, bucket, "bad/1", "bad/2")
         lane = lane_of(stack, bucket)["id"]
-        until(lambda: run(stack, "dead-letters", "list", "--lane", str(lane))["dead"] == 2, 60, "two dead letters")
+        until(lambda: run(stack, "dead-letters", "list", "--lane", str(lane))["dead"] == 2, "two dead letters")
         one, other = run(stack, "dead-letters", "list", "--lane", str(lane))["letters"]
         assert {one["key"], other["key"]} == {"bad/1", "bad/2"}
         assert "INVALID_ARGUMENT" in one["reason"]
@@ -137,7 +137,7 @@ def test_a_replay_under_live_traffic_loses_and_reorders_nothing(stack: Running, 
     bucket, seed = "replayed", seeded()
     send_events(stack, collector, bucket)
     put(stack, bucket, *(f"old/{i % 20}" for i in range(100)))
-    until(lambda: len(collector.of(bucket)) == 100, 60, "the past is past")
+    until(lambda: len(collector.of(bucket)) == 100, "the past is past")
     first = [arrival.id for arrival in collector.of(bucket)]
     told = run(stack, "replay", "--rule", bucket, "--prefix", "old/", "--dry-run")
     assert (told["wanted"], len(collector.of(bucket))) == (100, 100)
@@ -205,13 +205,13 @@ def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sen
     run(stack, "lanes", "pause", str(lane))
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
         old = written_long_ago(database, bucket)
-        until(lambda: lane_of(stack, bucket)["owed"] == OLD, 60, "they are in windows of their own")
+        until(lambda: lane_of(stack, bucket)["owed"] == OLD, "they are in windows of their own")
         put(stack, bucket, "after")
-        until(lambda: lane_of(stack, bucket)["owed"] == OLD + 1, 60, "the stream has passed them")
+        until(lambda: lane_of(stack, bucket)["owed"] == OLD + 1, "the stream has passed them")
         assert partitions_of_long_ago(database)
         # A stream looks after partitions when it begins, and once a minute.
         database.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'tidings stream'")
-        until(lambda: not partitions_of_long_ago(database), 90, "the old partition is dropped")
+        until(lambda: not partitions_of_long_ago(database), "the old partition is dropped")
     [range_] = run(stack, "dead-letters", "list", "--lane", str(lane))["ranges"]
     assert (range_["n"], range_["state"]) == (OLD, "kept")
     assert lane_of(stack, bucket)["owed"] == 1
@@ -221,7 +221,7 @@ def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sen
 
     done = run(stack, "dead-letters", "redrive", "--range", str(range_["id"]))
     assert done == {"range": range_["id"], "sent": OLD}
-    until(lambda: old <= collector.ids(), 60, "all of it arrives")
+    until(lambda: old <= collector.ids(), "all of it arrives")
     again = [arrival for arrival in collector.of(bucket) if arrival.id in old]
     say(f"{len(again)} messages of {OLD} archived changes arrived")
     assert len(again) == OLD

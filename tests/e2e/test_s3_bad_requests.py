@@ -17,6 +17,7 @@ from s3_server import Answer, Server, Signer, request, s3_server, send
 
 from conftest import fresh_database
 from tidings.local.postgres import Postgres
+from waiting import PATIENCE_SECONDS
 
 SMALL, LARGE = b"small", bytes(range(256)) * 400
 UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -138,7 +139,7 @@ def raw_query(server: Server) -> Answer:
     """Signed as %C3%BC, sent as the bytes."""
     fields = Signer(server).headers("GET", "/bucket", "list-type=2&prefix=%C3%BC", hashlib.sha256(b"").hexdigest(), {})
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET /bucket?list-type=2&prefix=\xc3\xbc HTTP/1.1\r\n" + head.encode() + b"\r\n")
         response = http.client.HTTPResponse(connection)
         response.begin()
@@ -328,7 +329,7 @@ def test_a_bad_request_gets_its_error_and_changes_nothing(
 
 
 def wait_until_unchanged(server: Server, before: tuple[object, ...]) -> None:
-    deadline = time.monotonic() + 3  # a blob may go a moment after the answer
+    deadline = time.monotonic() + PATIENCE_SECONDS  # a blob may go a moment after the answer
     while server.everything() != before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert server.everything() == before
@@ -388,7 +389,7 @@ def test_who_waits_for_100_continue_with_a_lot_to_send_is_answered_first(server:
         fields = Signer(server).headers("PUT", path, "", hashlib.sha256(LARGE).hexdigest(), {})
         fields |= {"content-length": str(50 << 20), "expect": "100-continue"}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(f"PUT {path} HTTP/1.1\r\n{head}\r\n".encode())
             assert connection.recv(100).split()[1] == expected
 
@@ -399,7 +400,7 @@ def test_who_goes_on_sending_gets_the_answer_and_not_a_reset(server: Server, exp
     fields = Signer(server).headers("PUT", "/missing/key", "", hashlib.sha256(body).hexdigest(), {})
     fields |= {"content-length": str(len(body)), **expect}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(f"PUT /missing/key HTTP/1.1\r\n{head}\r\n".encode())
         for at in range(0, len(body), 1 << 20):
             time.sleep(0.05)

@@ -19,13 +19,14 @@ import canary
 from tidings.local import pubsub
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 CONFIGURATION = """<NotificationConfiguration><TopicConfiguration><Topic>arn:gcp:pubsub::my-project:{topic}</Topic>
 <Event>s3:ObjectCreated:*</Event></TopicConfiguration></NotificationConfiguration>"""
 
 
 def scraped(server: Server) -> str:
-    with urllib.request.urlopen(f"{server.endpoint}/-/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{server.endpoint}/-/metrics", timeout=60) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/plain; version=")
         text = str(answer.read().decode())
@@ -77,7 +78,7 @@ def test_figures_are_those_of_all_processes_together_and_name_nobody(
         missing = [request(server, "GET", "/secret-bucket/nothing").status for _ in range(7)]
         unsigned = urllib.request.Request(f"{server.endpoint}/secret-bucket/nothing", method="PUT")
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(unsigned, timeout=30)
+            urllib.request.urlopen(unsigned, timeout=60)
         for name, status in (("there", 200), ("away", 400), ("gone", 400)):
             body = CONFIGURATION.format(topic=name).encode()
             assert request(server, "PUT", "/secret-bucket", "notification", body).status == status
@@ -101,7 +102,7 @@ def test_figures_are_those_of_all_processes_together_and_name_nobody(
 
         killed = workers(server)[0]
         killed.kill()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while len([each for each in workers(server) if each.is_running() and each != killed]) < 2:
             assert time.monotonic() < deadline, "the killed process was not replaced"
             time.sleep(0.1)
@@ -111,7 +112,7 @@ def test_figures_are_those_of_all_processes_together_and_name_nobody(
             assert figures(server)["tidings_requests_total{operation=PutObject,status_class=2xx}"] == written
         assert len(list((tmp_path / "scratch").glob("tidings-metrics-*"))) == 1
         server.process.terminate()
-        server.process.wait(30)
+        server.process.wait(120)
         assert list((tmp_path / "scratch").iterdir()) == []
 
 

@@ -141,7 +141,7 @@ def test_a_form_upload_is_an_event_of_its_own(server: Server) -> None:
     parts = [f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields]
     last = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nhello\r\n--{boundary}--\r\n'
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-    urllib.request.urlopen(urllib.request.Request(post["url"], "".join([*parts, last]).encode(), headers), timeout=30).close()
+    urllib.request.urlopen(urllib.request.Request(post["url"], "".join([*parts, last]).encode(), headers), timeout=60).close()
     assert server.query("select event from changes where bucket = %s", bucket) == [("ObjectCreated:Post",)]
 
 

@@ -16,6 +16,7 @@ from s3_server import Server, Signer, request, s3_server, start
 
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 
 def test_a_request_under_way_is_finished_before_the_server_stops(database_url: str, tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_a_request_under_way_is_finished_before_the_server_stops(database_url: s
         body = bytes(100_000)
         fields = Signer(server).headers("PUT", "/bucket/key", "", hashlib.sha256(body).hexdigest(), {})
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(f"PUT /bucket/key HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n".encode())
             connection.sendall(body[:50_000])
             time.sleep(0.2)
@@ -32,7 +33,7 @@ def test_a_request_under_way_is_finished_before_the_server_stops(database_url: s
             time.sleep(0.3)
             connection.sendall(body[50_000:])
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        assert server.process.wait(10) == 0
+        assert server.process.wait(120) == 0
         assert server.query("select size from heads") == [(100_000,)]
 
 
@@ -53,7 +54,7 @@ def test_a_second_server_on_the_same_port_is_refused(database_url: str, tmp_path
             "TIDINGS_API__PORT": str(server.port),
         }
         with (tmp_path / "second.log").open("wb") as log:
-            assert start(settings, log).wait(20) != 0
+            assert start(settings, log).wait(120) != 0
         assert "Cannot listen" in (tmp_path / "second.log").read_text()
         assert server.process.poll() is None
 
@@ -66,7 +67,7 @@ def own_postgres(tmp_path: Path) -> Postgres:
 
 def healthy(server: Server, path: str) -> int:
     try:
-        return int(urllib.request.urlopen(f"{server.endpoint}{path}", timeout=10).status)
+        return int(urllib.request.urlopen(f"{server.endpoint}{path}", timeout=60).status)
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -81,7 +82,7 @@ def test_without_its_database_the_server_asks_to_be_called_again_and_recovers(ow
             assert (answer.status, answer.error["Code"]) == (503, "SlowDown")
             assert (healthy(server, "/-/ready"), healthy(server, "/-/healthy")) == (503, 200)
             own_postgres.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while (status := request(server, "PUT", "/bucket/key", body=b"x").status) != 200:
                 assert status == 503
                 assert time.monotonic() < deadline

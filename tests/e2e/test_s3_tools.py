@@ -78,7 +78,6 @@ class Memory:
         self._thread.join()
 
 
-@pytest.mark.timeout(300)
 def test_the_transfer_manager_moves_a_large_file_and_the_server_stays_small(server: Server, tmp_path: Path, say: Say) -> None:
     s3 = server.client()
     s3.create_bucket(Bucket="large")
@@ -109,7 +108,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@pytest.mark.timeout(300)
 def test_aws_s3_copies_syncs_moves_removes_and_presigns(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
@@ -130,7 +128,7 @@ def test_aws_s3_copies_syncs_moves_removes_and_presigns(server: Server, tmp_path
     config = tmp_path / "config"
     config.write_text("[default]\ns3 =\n    signature_version = s3v4\n")
     url = aws(server, "s3", "presign", "s3://tools/moved.txt", AWS_CONFIG_FILE=str(config)).strip()
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         assert response.read() == b"number 0"
     aws(server, "s3", "rm", "--recursive", "s3://tools")
     assert (
@@ -141,7 +139,6 @@ def test_aws_s3_copies_syncs_moves_removes_and_presigns(server: Server, tmp_path
     aws(server, "s3", "rb", "s3://tools")
 
 
-@pytest.mark.timeout(120)
 def test_s3fs_reads_writes_lists_moves_and_removes(server: Server) -> None:
     files = s3fs.S3FileSystem(
         key=server.access_key_id,
@@ -165,7 +162,6 @@ def test_s3fs_reads_writes_lists_moves_and_removes(server: Server) -> None:
     assert events(server, "with-s3fs")[-1][1] == "ObjectRemoved:Delete"
 
 
-@pytest.mark.timeout(120)
 def test_obstore_puts_gets_lists_copies_and_deletes(server: Server) -> None:
     server.client().create_bucket(Bucket="with-obstore")
     store = S3Store(

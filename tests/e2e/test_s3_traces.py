@@ -54,7 +54,7 @@ def call(server: Server, method: str, path: str, trace: str, flags: str = "01", 
 
 
 def span_of(receiver: SpanReceiver, trace: str) -> Seen:
-    until(lambda: receiver.of(trace), 30, "a span")
+    until(lambda: receiver.of(trace), "a span")
     [span] = receiver.of(trace)
     return span
 
@@ -157,7 +157,7 @@ def test_a_collector_that_does_not_answer_costs_one_line_of_the_log(postgres: Po
                 seconds.append(time.monotonic() - began)
                 return "does not take spans" in running.log
 
-            until(put_until_it_is_said, 60, "a word about the collector")
+            until(put_until_it_is_said, "a word about the collector")
             end = time.monotonic() + 3  # some more batches that fail
             while time.monotonic() < end:
                 put_until_it_is_said()

@@ -36,6 +36,7 @@ from tidings.access.projects import create_project
 from tidings.events.messages import SENT, Message, Outcome
 from tidings.local.postgres import Postgres
 from tidings.settings import Settings
+from waiting import PATIENCE_SECONDS
 from webhooks import Webhook, webhook
 
 PROJECT = "11111111-2222-3333-4444-555555555555"
@@ -125,7 +126,7 @@ def code(call: Any, **arguments: Any) -> str:
 
 def get(url: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -326,7 +327,7 @@ def test_whoever_only_looks_at_a_link_has_not_followed_it(stack: Stack) -> None:
     topic = stack.topic()
     stack.client().subscribe(TopicArn=topic, Protocol="http", Endpoint=f"{stack.hook.url}/seen")
     link = stack.hook.confirmation("/hook/seen").envelope["SubscribeURL"]
-    urllib.request.urlopen(urllib.request.Request(link, method="HEAD"), timeout=30).close()
+    urllib.request.urlopen(urllib.request.Request(link, method="HEAD"), timeout=60).close()
     (found,) = stack.client().list_subscriptions_by_topic(TopicArn=topic)["Subscriptions"]
     assert found["SubscriptionArn"] == "PendingConfirmation"
 
@@ -577,7 +578,7 @@ def test_an_endpoint_that_does_not_answer_at_first_is_asked_again(stack: Stack) 
 
     stack.hook.answer = answer
     stack.client().subscribe(TopicArn=topic, Protocol="http", Endpoint=f"{stack.hook.url}/deaf")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while len(asked) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(asked) == 2

@@ -15,6 +15,7 @@ import pytest
 import canary
 from conftest import Running
 from tidings.topics.verifying import Verifier
+from waiting import PATIENCE_SECONDS
 from webhooks import Answer, Received, webhook
 
 pytestmark = pytest.mark.chaos  # a stack of its own, for which make test has no time
@@ -33,7 +34,7 @@ def client(stack: Running) -> Any:
     )
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, what
@@ -41,7 +42,7 @@ def until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         pem: bytes = answer.read()
         return pem
 

@@ -19,12 +19,13 @@ from conftest import Say, fresh_database
 from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 
 KILLS = 3
 FAILURES = (ClientError, BotoCoreError)
 
 
-def until_answered(call: Any, seconds: float = 60.0) -> Any:
+def until_answered(call: Any, seconds: float = PATIENCE_SECONDS) -> Any:
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -38,7 +39,7 @@ def kill_and_start_again(server: Server) -> None:
     family = [*psutil.Process(server.process.pid).children(recursive=True), psutil.Process(server.process.pid)]
     for process in family:
         process.send_signal(signal.SIGKILL)
-    server.process.wait(30)
+    server.process.wait(120)
     settings = {
         "TIDINGS_DATABASE__URL": server.database_url,
         "TIDINGS_STORE__BLOBS": f"file://{server.folder}/blobs",
@@ -93,7 +94,7 @@ def test_what_was_acknowledged_survives_kills_of_the_database_and_of_the_api(tmp
                     time.sleep(1.5)
                     os.kill(postgres.pid, signal.SIGKILL)
                     assert postgres.process is not None
-                    postgres.process.wait(30)
+                    postgres.process.wait(120)
                     postgres.start()
                     until_answered(lambda: client.get_queue_url(QueueName="killed"))
                 kill_and_start_again(server)
@@ -101,7 +102,7 @@ def test_what_was_acknowledged_survives_kills_of_the_database_and_of_the_api(tmp
             finally:
                 over.set()
                 for thread in threads:
-                    thread.join(60)
+                    thread.join(120)
             left = {row[0] for row in server.query("select body from queue_messages")}
             lost = set(acknowledged) - left - asked
             unanswered = asked - deleted
@@ -137,7 +138,7 @@ def test_a_move_task_goes_on_after_its_process_was_killed(tmp_path: Path, postgr
         while not server.query("select from queue_messages m join queues q using (pile) where q.name = 'source'"):
             time.sleep(0.05)
         kill_and_start_again(server)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while client.list_message_move_tasks(SourceArn=arns[letters])["Results"][0]["Status"] != "COMPLETED":
             assert time.monotonic() < deadline
             time.sleep(0.2)

@@ -249,7 +249,6 @@ def no_orphan_survives(server: Server, settings: dict[str, str]) -> int:
     return removed
 
 
-@pytest.mark.timeout(300)
 def test_what_is_there_after_a_kill_is_whole(server: Server, say: Say) -> None:
     run(server, say, kills=3)
 

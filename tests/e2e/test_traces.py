@@ -35,7 +35,7 @@ def put(ready: dict[str, Any], path: str, **headers: str) -> str:
 
 def spans(receiver: SpanReceiver, trace: str, number: int) -> list[Seen]:
     """The API's span and those of the messages, when there are so many."""
-    until(lambda: len(receiver.of(trace)) >= number, 60, f"{number} spans of trace {trace}")
+    until(lambda: len(receiver.of(trace)) >= number, f"{number} spans of trace {trace}")
     found = sorted(receiver.of(trace), key=lambda span: span.began)
     assert len(found) == number, found
     return found
@@ -106,9 +106,9 @@ def every_try_is_a_span(stack: Running, receiver: SpanReceiver) -> None:
     client = PublisherClient(transport=PublisherGrpcTransport(channel=insecure_channel(stack.ready["pubsub"])))
     client.delete_topic(topic=topic)
     put(stack.ready, "/traced/photos/four.jpg", traceparent=f"00-{trace}-{PARENT}-01")
-    until(lambda: any("tidings.attempt" in span.attributes for span in receiver.of(trace, PRODUCER)), 60, "a second try")
+    until(lambda: any("tidings.attempt" in span.attributes for span in receiver.of(trace, PRODUCER)), "a second try")
     client.create_topic(name=topic)
-    until(lambda: any(span.error is None for span in receiver.of(trace, PRODUCER)), 60, "a try that went well")
+    until(lambda: any(span.error is None for span in receiver.of(trace, PRODUCER)), "a try that went well")
     *failed, last = sorted(receiver.of(trace, PRODUCER), key=lambda span: span.began)
     assert len({span.id for span in failed}) == len(failed)
     assert all(span.error and "NOT_FOUND" in span.error for span in failed), failed
@@ -126,7 +126,7 @@ def events_arrive_without_a_collector(stack: Running, collector: Collector) -> N
         arrival = collector.event(put(stack.ready, f"/untold/{number}"))
         assert "traceparent" in arrival.attributes
     logs = [stack.data / "logs" / f"{name}.log" for name in ("api", "stream")]
-    until(lambda: all("does not take spans" in log.read_text() for log in logs), 60, "a word about the collector")
+    until(lambda: all("does not take spans" in log.read_text() for log in logs), "a word about the collector")
 
 
 def _of(arrival: Arrival) -> tuple[str, str]:

@@ -63,7 +63,7 @@ def test_a_change_for_which_there_is_no_rule_is_discarded_with_a_warning(stack: 
     stack.s3().create_bucket(Bucket=bucket)
     put_unread(stack, bucket, "a", "b")
     log = stack.data / "logs" / "stream.log"
-    until(lambda: [line for line in log.read_text().splitlines() if _warns(line, bucket)], 30, "the warning")
+    until(lambda: [line for line in log.read_text().splitlines() if _warns(line, bucket)], "the warning")
 
 
 def _warns(line: str, bucket: str) -> bool:

@@ -37,19 +37,19 @@ def test_what_is_pasted_reaches_the_registries_also_through_new_brokers(tmp_path
     with running_stack(tmp_path, "--consumers", TIDINGS_BUCKET_EVENTING__DESTINATIONS=DESTINATIONS) as stack:
         paste(stack, tmp_path)
         stock = b"select key from inventory_versions where bucket = 'my-stock' order by key"
-        until(lambda: known(stack, stock) == ["bolt.txt"], 120, "the inventory knows of it")
-        until(lambda: known(stack, b"select name from upload_registry") == ["hello"], 120, "the upload is recorded")
+        until(lambda: known(stack, stock) == ["bolt.txt"], "the inventory knows of it")
+        until(lambda: known(stack, b"select name from upload_registry") == ["hello"], "the upload is recorded")
         confirmed = b"select endpoint from subscriptions where lane is not null"
-        until(lambda: known(stack, confirmed) == [stack.ready["files"]], 120, "the file registry has confirmed")
+        until(lambda: known(stack, confirmed) == [stack.ready["files"]], "the file registry has confirmed")
 
         s3, brokers = stack.s3(), stack.ready["kafka"]
         for number in range(20):  # positions that new brokers do not reach
             s3.put_object(Bucket="my-stock", Key=f"before-{number:02}", Body=b"x")
-        until(lambda: len(known(stack, stock)) == 21, 120, "the inventory knows of all")
+        until(lambda: len(known(stack, stock)) == 21, "the inventory knows of all")
         stack.kill("kafka")
-        until(lambda: stack.ready["kafka"] != brokers, 120, "there are new brokers")
-        until(lambda: _put(s3, "after"), 120, "the API is back")
-        until(lambda: "after" in known(stack, stock), 120, "the inventory reads from the new brokers")
+        until(lambda: stack.ready["kafka"] != brokers, "there are new brokers")
+        until(lambda: _put(s3, "after"), "the API is back")
+        until(lambda: "after" in known(stack, stock), "the inventory reads from the new brokers")
 
 
 def _put(s3: object, key: str) -> bool:

@@ -99,7 +99,7 @@ def everything_is_recorded_by_the_next(of: Place) -> Tally:
         done.update(of.consume())
         return of.waiting() == 0
 
-    until(drained, 60, "the queue is empty")
+    until(drained, "the queue is empty")
     assert set(of.rows()) == NAMES
     assert of.waiting(of.letters) == 0
     return done
@@ -132,7 +132,7 @@ def test_a_consumer_that_is_killed_after_head_and_before_its_upsert_loses_nothin
     with psycopg.connect(ready.server.database_url) as other:
         other.execute("lock table upload_registry in access exclusive mode")
         with killed(ready, way, tmp_path):
-            until(lambda: _waits_to_write(ready), 60, "it has asked the store and waits to write")
+            until(lambda: _waits_to_write(ready), "it has asked the store and waits to write")
             assert sum(map(asks_for_an_object, way.seen)) == 5
         other.rollback()
     assert everything_is_recorded_by_the_next(ready) == {Outcome.RECORDED: 5}
@@ -153,7 +153,7 @@ def test_a_consumer_that_saw_an_object_before_it_was_removed_does_not_bring_it_b
         consuming = threads.submit(ready.consume, endpoint=way.endpoint)
         assert way.held.wait(60), "the consumer knows that the object is there"
         removing = threads.submit(client.delete, "/api/uploads/report")
-        until(lambda: removing.done() or _waits_for_the_lock(ready), 60, "the removal is done, or waits")
+        until(lambda: removing.done() or _waits_for_the_lock(ready), "the removal is done, or waits")
         way.release()
         assert consuming.result(60) == {Outcome.RECORDED: 1}
         assert removing.result(60).status_code == 200

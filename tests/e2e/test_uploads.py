@@ -155,7 +155,7 @@ def test_a_head_that_fails_for_a_while_is_tried_again_and_its_neighbours_are_rec
         assert list(found.rows()) == [("org", "good")]
         assert found.waiting() == 1
         way.release()
-        until(lambda: consumer.batch(0) == {RECORDED: 1}, 30, "it is tried again")
+        until(lambda: consumer.batch(0) == {RECORDED: 1}, "it is tried again")
         consumer.close()
     assert set(found.rows()) == {("org", "bad"), ("org", "good")}
     assert (found.waiting(), found.waiting(found.letters)) == (0, 0)
@@ -205,7 +205,7 @@ def test_a_message_that_is_no_notification_is_a_dead_letter_after_four_receives_
         seen.update(consumer.batch(0))
         return found.waiting(found.letters) == 2
 
-    until(both_are_letters, 60, "they are dead letters")
+    until(both_are_letters, "they are dead letters")
     consumer.close()
     assert seen == {RECORDED: 1, FAILED: 8}, "three retries each"
     assert found.waiting() == 0
@@ -259,7 +259,7 @@ def test_a_consumer_that_goes_on_after_a_failure_reconnects_and_loses_nothing(re
     assert failing.work(1.0) == {}, "what was not acknowledged is not counted"
     failing.close()
     first = found.rows()
-    until(lambda: found.consume() == {RECORDED: 1}, 30, "it comes again")
+    until(lambda: found.consume() == {RECORDED: 1}, "it comes again")
     assert set(found.rows()) == set(first) == {("org", "a")}
     assert found.waiting() == 0
 

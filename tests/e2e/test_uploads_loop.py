@@ -32,7 +32,7 @@ def delivering(spark: SparkSession, settings: Settings) -> Iterator[None]:
         yield
     finally:
         stream.stop()
-        thread.join(60)
+        thread.join(120)
 
 
 def with_filters(of: Place, prefix: str, suffix: str) -> None:
@@ -66,7 +66,7 @@ def test_what_is_posted_is_in_the_registry_and_what_the_rule_filters_out_is_not(
                     file = {"file": (name, b"content", "application/pdf")}
                     assert client.post("/api/uploads", data={"name": name}, files=file).status_code == 200
                 made.upload("elsewhere", "c.pdf")
-                until(lambda: made.waiting() == 4, 120, "two notifications beside two test events")
+                until(lambda: made.waiting() == 4, "two notifications beside two test events")
                 assert job.run(spark, settings, once=True, stop=threading.Event()) == {Outcome.IGNORED: 2, Outcome.RECORDED: 2}
                 assert set(made.rows()) == {(server.project, "a.pdf"), (server.project, "ü b.pdf")}
                 _follows(spark, settings, made)
@@ -82,8 +82,8 @@ def _follows(spark: SparkSession, settings: Settings, made: Place) -> None:
     running = threading.Thread(target=lambda: done.append(job.run(spark, settings, once=False, stop=stop)))
     running.start()
     made.upload(made.server.project, "n.pdf")
-    until(lambda: len(made.rows()) == 3, 120, "it is recorded")
-    until(lambda: made.waiting() == 0, 60, "it is acknowledged")
+    until(lambda: len(made.rows()) == 3, "it is recorded")
+    until(lambda: made.waiting() == 0, "it is acknowledged")
     stop.set()
-    running.join(60)
+    running.join(120)
     assert len(done) == 1, "it has stopped"

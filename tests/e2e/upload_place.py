@@ -181,17 +181,17 @@ def front(of: Place, folder: Path, **environment: str) -> Iterator[tuple[httpx.C
         try:
             urllib.request.urlopen(f"{base}/-/ready", timeout=5).close()
             return True
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             return False
 
     def see(answer: httpx.Response) -> None:
         canary.answered(answer.headers, answer.read())
 
     try:
-        until(is_ready, 60, "the front is ready")
+        until(is_ready, "the front is ready")
         headers = {"authorization": f"Bearer {of.api_key}"}
         with httpx.Client(base_url=base, headers=headers, timeout=60, event_hooks={"response": [see]}) as client:
             yield client, process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)

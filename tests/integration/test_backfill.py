@@ -105,7 +105,7 @@ class Served:
         return bool(lanes.standing(self.db).in_state("backfill"))
 
     def all(self, most: int = 1000) -> list[dict[str, Any]]:
-        until(self.begun, 30, "no older writer is left")
+        until(self.begun, "no older writer is left")
         while self.page(most):
             pass
         return self.told
@@ -194,7 +194,7 @@ def test_who_has_read_the_old_rules_and_has_no_transaction_id_yet_is_waited_for_
         with beside(lambda: asyncio.run(put_alone(writer, "key"))):
             waiting = "select exists (select from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
             waiting += " and a.datname = current_database() and a.backend_xid is null)"
-            until(lambda: db.execute(waiting.encode()).fetchone() == (True,), 30, "the writer waits, and has no id")
+            until(lambda: db.execute(waiting.encode()).fetchone() == (True,), "the writer waits, and has no id")
             writer.run(rule.commit())
             past = db.execute("select pg_snapshot_xmin(pg_current_snapshot()) > %s::xid8", xid).fetchone()
             assert past == (True,), "whoever looked at transaction ids would begin now"
@@ -230,7 +230,6 @@ def test_who_has_read_the_old_rules_and_comes_after_one_who_knows_the_new_reads_
             waiting = "select exists (select from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
             until(
                 lambda: db.execute(f"{waiting} and a.datname = current_database())".encode()).fetchone() == (True,),
-                30,
                 "it waits for the key",
             )
             add(writer, Backfill("new"))
@@ -313,10 +312,10 @@ def test_under_busy_writers_no_version_is_told_of_twice_or_never(
         time.sleep(0.3)
         add(writer, Backfill("new", versions))
         before = busy.writes
-        until(served.begun, 30, "no older writer is left")
+        until(served.begun, "no older writer is left")
         while served.page(most=7):
             time.sleep(0.005)
-        until(lambda: busy.writes > before + 50, 30, "they go on")
+        until(lambda: busy.writes > before + 50, "they go on")
     check(db, served.told, versions)
     assert Counter(row["key"] for row in served.told if row["key"].startswith("quiet/")) == Counter(
         f"quiet/{number:03}" for number in range(60)

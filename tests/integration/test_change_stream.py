@@ -241,7 +241,7 @@ def test_only_the_changes_that_a_rule_of_the_lane_wanted_are_read_for_it(databas
 def test_two_cutters_make_each_window_once_and_nothing_is_lost_or_doubled(database: psycopg.Connection, writer: Writer) -> None:
     over = threading.Event()
     made: list[list[windows.Window]] = [[], []]
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=120)
 
     def cutter(mine: list[windows.Window]) -> None:
         with psycopg.connect(writer.url, autocommit=True) as connection:

@@ -24,6 +24,7 @@ from tidings.errors import ForeignPosition
 from tidings.events.positions import START, Position
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
+from waiting import PATIENCE_SECONDS
 from writers import Change, Writer, position
 
 ROUNDS = 4
@@ -71,7 +72,7 @@ def crash(server: Postgres) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     server.process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while any(_lives(pid) for pid in everyone):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -29,6 +29,7 @@ from tidings.outgoing.connecting import Answer as Answered
 from tidings.outgoing.connecting import Caller
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.settings import Settings
+from waiting import PATIENCE_SECONDS
 
 
 class Aws(Caller):
@@ -65,19 +66,19 @@ def served(settings: Settings, aws: Aws) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),), daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()
             break
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     try:
         yield f"{url}/api/sns"
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(120)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 import kafka_reader
+import waiting
 from tidings import destinations
 from tidings.destinations import Destination
 from tidings.errors import OperatorError
@@ -109,7 +110,7 @@ def test_a_topic_that_is_missing_or_forbidden_waits_and_goes_on_when_it_is_there
     [outcome] = run(destination.send(messages(1), 5))  # librdkafka knows by now, and says so at once
     assert outcome.verdict is Verdict.WAIT
     brokers.set_fault(None)
-    until = time.monotonic() + 30
+    until = time.monotonic() + waiting.PATIENCE_SECONDS
     while run(destination.send(messages(1), 5)) != [SENT]:
         assert time.monotonic() < until
         time.sleep(0.2)
@@ -279,7 +280,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent_later(brokers, topic, run):
     brokers.set_fault("topic", topic=topic, error=KafkaError.LEADER_NOT_AVAILABLE)
     assert verdicts(run(destination.send(messages(100), 0.5))) == ["retry"] * 100
     brokers.set_fault(None)
-    until = time.monotonic() + 30
+    until = time.monotonic() + waiting.PATIENCE_SECONDS
     while run(destination.send(messages(1, 1000), 5)) != [SENT]:
         assert time.monotonic() < until
     ids = {kafka_reader.headers(record)["id"] for record in kafka_reader.read(brokers.bootstrap, topic)}

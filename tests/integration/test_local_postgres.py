@@ -30,14 +30,14 @@ def test_a_server_that_was_killed_starts_again_while_a_session_of_it_is_busy(tmp
     try:
         with psycopg.connect(server.url, autocommit=True) as connection:
             working.start()
-            until(lambda: connection.execute(_RUNNING, [BUSY]).rowcount, 30, "the session is busy")
+            until(lambda: connection.execute(_RUNNING, [BUSY]).rowcount, "the session is busy")
         os.kill(server.pid, signal.SIGKILL)
         assert server.process is not None
-        server.process.wait(30)
+        server.process.wait(120)
         assert working.is_alive()
         server.start()
         with psycopg.connect(server.url) as connection:
             assert connection.execute("select 1").fetchone() == (1,)
     finally:
         server.stop()
-        working.join(60)
+        working.join(120)

@@ -82,7 +82,7 @@ def messages(count: int) -> list[Message]:
 
 
 def arrived(subscriber: pubsub_v1.SubscriberClient, topic: str) -> list[Any]:
-    received = subscriber.pull(subscription=subscription(topic), max_messages=1000, timeout=10).received_messages
+    received = subscriber.pull(subscription=subscription(topic), max_messages=1000, timeout=60).received_messages
     return [each.message for each in received]
 
 

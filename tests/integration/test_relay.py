@@ -15,6 +15,7 @@ from tidings.events.messages import SENT, Message, Verdict
 from tidings.local import pubsub
 from tidings.local.topics import create
 from tidings.settings import Settings
+from waiting import PATIENCE_SECONDS
 
 Way = tuple[relay.Relay, Destination, asyncio.AbstractEventLoop]
 
@@ -38,7 +39,7 @@ def send(way: Way, seconds: float) -> Verdict:
 
 
 def until_sent(way: Way) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while send(way, 5) is not SENT.verdict:
         assert time.monotonic() < deadline
 

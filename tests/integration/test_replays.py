@@ -17,6 +17,7 @@ from tidings.changestream.settings import ChangestreamSettings
 from tidings.delivery import replays
 from tidings.errors import OperatorError
 from tidings.events.positions import START, Position
+from waiting import PATIENCE_SECONDS
 
 DAILY = ChangestreamSettings(partition_hours=24)
 LATER = datetime.now(UTC) + timedelta(days=30)
@@ -84,7 +85,7 @@ def test_a_replay_waits_for_the_upkeep_that_is_under_way_and_sees_what_it_has_le
         with log.transaction():
             retention.hold(log)
             begun = threads.submit(replays.begin, other, rule, parts, "", None)
-            end = time.monotonic() + 15
+            end = time.monotonic() + PATIENCE_SECONDS
             while not waits(log) and not begun.done() and time.monotonic() < end:
                 time.sleep(0.01)
             assert retention.drop_expired(log, DAILY, LATER)

@@ -26,9 +26,10 @@ from tidings.local.processes import free_port
 from tidings.local.redis import Redis
 from tidings.rules.breaker import FAILURES, REST_SECONDS
 from tidings.rules.cache import BUDGET_SECONDS, CONNECTIONS, FORGET_SECONDS, KEPT_SECONDS, RedisRules
+from waiting import PATIENCE_SECONDS
 
 PROJECT = "550e8400-e29b-41d4-a716-446655440000"
-BUSY = 1.0
+BUSY = 5.0
 """What a call may take on top when the machine is busy with something else."""
 
 
@@ -57,7 +58,7 @@ async def cache(url: str) -> AsyncIterator[RedisRules]:
         await rules.close()
 
 
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not await true():
         assert time.monotonic() < deadline
@@ -578,7 +579,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "redis")], capture_output=True, text=True, check=False)
     pid = int(done.stdout)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

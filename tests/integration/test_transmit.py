@@ -332,7 +332,7 @@ def test_a_partition_that_is_made_under_a_change_fails_no_write(bucket: Bucket) 
         writing = thread.submit(bucket.put, "meanwhile")
         # PostgreSQL shows the first thousand characters of what it runs: `insert into changes` comes later.
         waiting = "select from pg_stat_activity where wait_event_type = 'Lock' and query like '%insert into heads%'"
-        until(lambda: bucket.sql.execute(waiting).rowcount, 20, "the write waits for the partition")
+        until(lambda: bucket.sql.execute(waiting).rowcount, "the write waits for the partition")
         other.commit()
         writing.result()
     assert bucket.changes("key") == [("meanwhile",)]

@@ -101,8 +101,8 @@ def test_counting_costs_microseconds() -> None:
     rounds = []
     with metrics.shared():
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(10_000):
                 metrics.decided("transmitted")
-            rounds.append((time.perf_counter() - began) / 10_000)
+            rounds.append((time.thread_time() - began) / 10_000)
     assert min(rounds) < 20e-6

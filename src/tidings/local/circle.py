@@ -30,8 +30,8 @@ from tidings.local.stack import Stack
 
 _STOCK = "demo-stock"
 _ALL = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
-_WAIT_SECONDS = 120.0
-_COMMAND_SECONDS = 120.0
+_WAIT_SECONDS = 300.0
+_COMMAND_SECONDS = 300.0
 _LOOK_SECONDS = 0.05
 
 

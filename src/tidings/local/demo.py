@@ -21,7 +21,7 @@ from tidings.local import circle
 from tidings.local.stack import Stack
 
 _TOPIC = PubSubTopic("demo-project", "demo-events")
-_WAIT_SECONDS = 120.0
+_WAIT_SECONDS = 300.0
 
 
 def run(err: Console, out: Console) -> int:

@@ -29,16 +29,14 @@ class Part:
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started_at: float = 0.0
+    ready_file: Path | None = None
+    _stepped_back: bool = False
 
     def start(self) -> None:
         self.started_at = time.monotonic()
-        bind = die_with_parent()
-
-        def settle() -> None:
-            bind()
-            if self.steps_back:
-                step_back()
-
+        self._stepped_back = False
+        if self.ready_file is not None:
+            self.ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 self.command,
@@ -47,8 +45,14 @@ class Part:
                 stderr=out,
                 env={**os.environ, **self.environment},
                 start_new_session=True,  # Ctrl-C reaches us alone: we stop the parts in order
-                preexec_fn=settle,
+                preexec_fn=die_with_parent(),
             )
+
+    def settle(self) -> None:
+        """Once it is ready it leaves the processor to the others; until then everybody waits for it."""
+        if self.steps_back and not self._stepped_back and self.process is not None and self.ready():
+            step_back(self.process.pid)
+            self._stepped_back = True
 
     def stop(self) -> None:
         end(self.process, _STOP_SECONDS)

@@ -18,12 +18,12 @@ import psutil
 import psycopg
 
 from tidings.errors import OperatorError
-from tidings.local.processes import die_with_parent
+from tidings.local.processes import Starting, die_with_parent
 
 USER = "tidings"
 # PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
 _SERVANTS = ("postgres", "nobody")
-_START_SECONDS = 60
+_START_SECONDS = 120
 _STOP_SECONDS = 30
 
 
@@ -158,7 +158,7 @@ class Postgres:
 
     def _wait(self) -> None:
         assert self.process is not None
-        deadline = time.monotonic() + _START_SECONDS
+        starting = Starting(self.process, _START_SECONDS)
         while True:
             if self.process.poll() is not None:
                 raise OperatorError(f"PostgreSQL did not start: {self._last_words()}")
@@ -166,7 +166,7 @@ class Postgres:
                 psycopg.connect(self._maintenance_url, connect_timeout=2).close()
                 return
             except psycopg.OperationalError as error:
-                if time.monotonic() > deadline:
+                if starting.is_stuck():
                     raise OperatorError(f"PostgreSQL did not answer in {_START_SECONDS} s: {error}") from error
                 time.sleep(0.05)
 

@@ -10,11 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1
 _STEP_BACK = 10
+_WORKS = 0.02
+"""The share of a processor that a process uses at least while it starts; an idle JVM uses less."""
 
 
 def die_with_parent(how: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
@@ -29,14 +34,54 @@ def die_with_parent(how: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     return ask
 
 
-def step_back() -> None:
-    """For `preexec_fn`: this process and its children get the processor when nobody else wants it as much.
+def step_back(pid: int) -> None:
+    """This process and its children get the processor when nobody else wants it as much.
 
-    Where the kernel shares processors by session first, nice counts only within a session: then say it there as well.
+    Linux gives each thread its own niceness. Where it shares processors by session first, nice counts only within a
+    session: then say it there as well.
     """
-    os.nice(_STEP_BACK)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_STEP_BACK))
+    for process in _family(pid):
+        with contextlib.suppress(OSError, psutil.Error):
+            for thread in process.threads():
+                os.setpriority(os.PRIO_PROCESS, thread.id, _STEP_BACK)
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(_STEP_BACK))
+
+
+class Starting:
+    """How long to wait for a process that starts: so many seconds, and again so many while it works.
+
+    On a busy machine a start is slow. One that is stuck uses no processor time.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        self.seconds = seconds
+        self._pid = process.pid
+        self._used = 0.0
+        self._deadline = time.monotonic() + seconds
+
+    def is_stuck(self) -> bool:
+        if time.monotonic() <= self._deadline:
+            return False
+        used = sum(map(_processor_seconds, _family(self._pid)))
+        if used - self._used < self.seconds * _WORKS:
+            return True
+        self._used, self._deadline = used, time.monotonic() + self.seconds
+        return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    try:
+        return float(sum(process.cpu_times()[:2]))
+    except psutil.Error:
+        return 0.0
 
 
 def end(process: subprocess.Popen[bytes] | None, seconds: float) -> None:

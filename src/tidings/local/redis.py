@@ -15,9 +15,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tidings.errors import OperatorError
-from tidings.local.processes import die_with_parent, end
+from tidings.local.processes import Starting, die_with_parent, end
 
-_START_SECONDS = 30
+_START_SECONDS = 120
 _STOP_SECONDS = 10
 
 
@@ -85,7 +85,7 @@ class Redis:
 
     def _wait(self) -> None:
         assert self.process is not None
-        deadline = time.monotonic() + _START_SECONDS
+        starting = Starting(self.process, _START_SECONDS)
         with redis.Redis.from_url(self.url, socket_timeout=2, retry=Retry(NoBackoff(), 0)) as client:
             while True:
                 if self.process.poll() is not None:
@@ -94,7 +94,7 @@ class Redis:
                     client.ping()
                     return
                 except redis.RedisError as error:
-                    if time.monotonic() > deadline:
+                    if starting.is_stuck():
                         raise OperatorError(f"Redis did not answer in {_START_SECONDS} s: {error}") from error
                     time.sleep(0.02)
 

@@ -25,7 +25,7 @@ from tidings.errors import OperatorError
 from tidings.local.processes import die_with_parent, end, free_port
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 120.0
+_START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
 _LOOK_SECONDS = 0.2
 

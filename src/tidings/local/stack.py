@@ -26,7 +26,7 @@ from tidings.errors import OperatorError
 from tidings.local.consumers import KNOWS_BROKERS, Consumers
 from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
-from tidings.local.processes import free_port
+from tidings.local.processes import Starting, free_port
 
 if TYPE_CHECKING:
     from tidings.local.redis import Redis
@@ -38,7 +38,7 @@ _CLUSTER = "local"
 _LOOPBACK = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8", "::1/128"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
 _STOP_ORDER = (("api", "uploads-front"), ("stream",), ("files", "uploads", "inventory"), ("pubsub",))
 """Roles; those that stand together do not wait for each other."""
-_START_SECONDS = 240.0
+_START_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 5.0
 
@@ -178,10 +178,9 @@ class Stack:
 
     def _stream(self) -> Part:
         ready = self.data / "stream.ready"
-        ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tidings", "stream", "--ready-file", str(ready)]
         # Whoever writes waits for an answer, an event does not: on one machine the stream leaves the processor to the API.
-        return Part("stream", command, ready.exists, self._log("stream"), self.environment, steps_back=True)
+        return Part("stream", command, ready.exists, self._log("stream"), self.environment, steps_back=True, ready_file=ready)
 
     def _log(self, role: str) -> Path:
         return self.data / "logs" / f"{role}.log"
@@ -203,13 +202,15 @@ class Stack:
         return made
 
     def _wait(self, part: Part) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        assert part.process is not None
+        starting = Starting(part.process, _START_SECONDS)
         while not part.ready():
-            if part.process is None or part.process.poll() is not None:
+            if part.process.poll() is not None:
                 raise OperatorError(f"{part.role} did not start: {part.last_words()}")
-            if time.monotonic() > deadline:
-                raise OperatorError(f"{part.role} was not ready within {_START_SECONDS:g} s: {part.last_words()}")
+            if starting.is_stuck():
+                raise OperatorError(f"{part.role} did nothing for {_START_SECONDS:g} s and is not ready: {part.last_words()}")
             time.sleep(_LOOK_SECONDS)
+        part.settle()
 
     def last_words(self, role: str) -> str:
         return next(part for part in self._parts if part.role == role).last_words()
@@ -220,6 +221,8 @@ class Stack:
         while not stopped():
             if self._revive():
                 self.write_ready_file(ready_file)
+            for part in self._parts:
+                part.settle()
             time.sleep(_LOOK_SECONDS)
 
     def _revive(self) -> bool:

@@ -152,7 +152,7 @@ def test_an_event_is_tried_again_after_a_failure_and_then_counts_once() -> None:
     subscriber = Subscribing(Third())
     dispatcher = started(subscriber, retries=2)
     dispatcher.publish([commit()])
-    until(lambda: subscriber.subscription.status.delivered, SOON, "it arrives")  # type: ignore[union-attr]
+    until(lambda: subscriber.subscription.status.delivered, "it arrives")  # type: ignore[union-attr]
     dispatcher.stop()
     status = subscriber.subscription.status  # type: ignore[union-attr]
     assert (status.delivered, status.failed, status.retried, status.queued) == (1, 0, 2, 0)
@@ -170,7 +170,7 @@ def test_retries_wait_twice_as_long_each_time() -> None:
     subscriber = Subscribing(Timing())
     dispatcher = started(subscriber, retries=3, backoff_seconds=0.2, backoff_max_seconds=0.4)
     dispatcher.publish([commit()])
-    until(lambda: subscriber.subscription.status.failed, SOON, "it is given up")  # type: ignore[union-attr]
+    until(lambda: subscriber.subscription.status.failed, "it is given up")  # type: ignore[union-attr]
     dispatcher.stop()
     waits = [later - earlier for earlier, later in zip(Timing.times, Timing.times[1:], strict=False)]
     assert [round(wait, 3) >= least for wait, least in zip(waits, (0.1, 0.2, 0.2), strict=True)] == [True] * 3
@@ -202,7 +202,7 @@ def test_what_a_listener_does_to_an_event_nobody_else_sees() -> None:
     as_it_was = [repr(event) for event in published]
     dispatcher = started(first, second)
     dispatcher.publish(published)
-    until(lambda: first.subscription.status.delivered == 2, SOON, "both")  # type: ignore[union-attr]
+    until(lambda: first.subscription.status.delivered == 2, "both")  # type: ignore[union-attr]
     dispatcher.stop()
     assert [repr(event) for event in published] == as_it_was
     assert [repr(event) for event in second.listener.got] == as_it_was  # type: ignore[attr-defined]
@@ -250,7 +250,7 @@ def test_a_stop_does_not_wait_for_ever_and_counts_what_is_lost() -> None:
     subscriber = Subscribing(Stuck())
     dispatcher = started(subscriber, drain_seconds=0.1, timeout_seconds=60)
     dispatcher.publish([commit() for _ in range(10)])
-    until(lambda: subscriber.subscription.status.queued == 10, SOON, "one is in hand")  # type: ignore[union-attr]
+    until(lambda: subscriber.subscription.status.queued == 10, "one is in hand")  # type: ignore[union-attr]
     time.sleep(0.05)
     began = time.monotonic()
     dispatcher.stop()

@@ -106,7 +106,7 @@ def test_one_that_never_comes_back_is_left_out(monkeypatch: pytest.MonkeyPatch, 
     release.set()
     for thread in threading.enumerate():
         if thread.name == "register-hanging":
-            thread.join(60)
+            thread.join(120)
     assert "too late" in str(late[0])
     dispatcher.stop()
 

@@ -86,7 +86,7 @@ def test_a_healthy_subscriber_gets_everything_beside_bad_ones(release: threading
     events = [commit() for _ in range(1000)]
     for event in events:
         dispatcher.publish([event])
-    until(lambda: len(got) == 1000, SOON, "the healthy one has all")
+    until(lambda: len(got) == 1000, "the healthy one has all")
     assert got == [event.id for event in events]
     dispatcher.stop()
     release.set()
@@ -110,14 +110,14 @@ def test_a_listener_that_throws_is_left_alone_and_tried_again_after_the_rest() -
     dispatcher = started({"breaker_failures": 4, "breaker_rest_seconds": 0.5, "retries": 1}, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit() for _ in range(50)])
-    until(lambda: it.status.queued == 0, SOON, "all are dealt with")
+    until(lambda: it.status.queued == 0, "all are dealt with")
     status = it.status
     assert (status.failed, status.rejected, status.retried, status.delivered) == (2, 48, 2, 0)
     assert (len(calls), status.breaker, status.last_error) == (4, "open", "ValueError: broken")
     bad.clear()
-    until(lambda: it.status.breaker == "half-open", SOON, "the rest is over")
+    until(lambda: it.status.breaker == "half-open", "the rest is over")
     dispatcher.publish([commit()])
-    until(lambda: it.status.delivered == 1, SOON, "the trial went well")
+    until(lambda: it.status.delivered == 1, "the trial went well")
     assert it.status.breaker == "closed"
     dispatcher.stop()
 
@@ -132,9 +132,9 @@ def test_a_trial_that_fails_opens_the_breaker_again_without_another_attempt() ->
     dispatcher = started({"breaker_failures": 1, "breaker_rest_seconds": 0.4, "retries": 5}, it=act)
     it = feed(dispatcher, "it")
     for trial in range(3):
-        until(lambda: it.status.breaker != "open", SOON, "it may be tried")
+        until(lambda: it.status.breaker != "open", "it may be tried")
         dispatcher.publish([commit()])
-        until(lambda trial=trial: it.status.failed == trial + 1, SOON, "it has failed")
+        until(lambda trial=trial: it.status.failed == trial + 1, "it has failed")
     assert len(calls) == 3
     dispatcher.stop()
 
@@ -150,12 +150,12 @@ def test_a_call_that_hangs_is_given_up_and_another_worker_goes_on(release: threa
     dispatcher = started({"timeout_seconds": 0.2, "hung_calls": 2}, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit(id="hangs"), *(commit() for _ in range(10))])
-    until(lambda: it.status.delivered == 10, SOON, "the others are delivered")
+    until(lambda: it.status.delivered == 10, "the others are delivered")
     status = it.status
     assert (status.failed, status.hung, status.breaker) == (1, 1, "closed")
     assert status.last_error == "a call has not returned within 0.2 s"
     release.set()
-    until(lambda: it.status.hung == 0, SOON, "it has returned")
+    until(lambda: it.status.hung == 0, "it has returned")
     assert (it.status.failed, it.status.delivered) == (1, 10), "what comes too late counts for nothing"
     dispatcher.stop()
 
@@ -172,15 +172,15 @@ def test_threads_that_hang_are_few_and_the_listener_waits_until_one_returns(rele
     dispatcher = started(settings, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit() for _ in range(20)])
-    until(lambda: it.status.queued == 0, SOON, "all are dealt with")
+    until(lambda: it.status.queued == 0, "all are dealt with")
     status = it.status
     assert (status.hung, status.failed, status.rejected, status.breaker) == (3, 3, 17, "open")
     assert sum(thread.name == "subscriber-it" for thread in threading.enumerate()) == 4
     assert len(calls) == 3
     release.set()
-    until(lambda: it.status.hung == 0, SOON, "they return")
+    until(lambda: it.status.hung == 0, "they return")
     dispatcher.publish([commit()])
-    until(lambda: it.status.delivered == 1, SOON, "it is called again")
+    until(lambda: it.status.delivered == 1, "it is called again")
     dispatcher.stop()
 
 
@@ -190,7 +190,7 @@ def test_a_filter_that_hangs_is_given_up_like_a_listener(release: threading.Even
     dispatcher = start_with(makes, SubscribersSettings(timeout_seconds=0.2, drain_seconds=0.1))
     it = feed(dispatcher, "it")
     dispatcher.publish([commit() for _ in range(3)])
-    until(lambda: it.status.queued == 0, SOON, "all are dealt with")
+    until(lambda: it.status.queued == 0, "all are dealt with")
     assert (it.status.failed, it.status.rejected, it.status.hung) == (2, 1, 2)
     dispatcher.stop()
 
@@ -208,7 +208,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_and_leaves_no_thread_behin
     dispatcher = started({"timeout_seconds": 0.1, "retries": 1}, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit(id="1")])
-    until(lambda: it.status.failed == 1, SOON, "it has failed")
+    until(lambda: it.status.failed == 1, "it has failed")
     status = it.status
     assert (cancelled, status.retried, status.hung) == (["1", "1"], 1, 0)
     assert "not returned within 0.1 s" in status.last_error
@@ -222,7 +222,7 @@ def test_a_coroutine_that_never_gives_way_is_given_up(release: threading.Event) 
     dispatcher = started({"timeout_seconds": 0.1}, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit()])
-    until(lambda: it.status.hung == 1, SOON, "it is given up")
+    until(lambda: it.status.hung == 1, "it is given up")
     assert it.status.failed == 1
     dispatcher.stop()
 
@@ -238,7 +238,7 @@ def test_a_full_queue_drops_the_oldest_or_the_newest_as_set(overflow: str, kept:
     dispatcher = started({"queue_size": 10, "overflow": overflow, "timeout_seconds": 600, "drain_seconds": SOON}, it=act)
     it = feed(dispatcher, "it")
     dispatcher.publish([commit(id="0")])
-    until(lambda: got == ["0"], SOON, "the first is in hand")
+    until(lambda: got == ["0"], "the first is in hand")
     dispatcher.publish([commit(id=str(number)) for number in range(1, 101)])
     assert (it.status.dropped, it.status.queued) == (90, 11)
     release.set()
@@ -273,8 +273,8 @@ def test_drops_and_the_breaker_can_be_seen_in_the_figures(release: threading.Eve
         dispatcher = started(settings, **acts)
         dispatcher.publish([commit() for _ in range(1000)])
         hangs = feed(dispatcher, "seen-hangs")
-        until(lambda: hangs.status.breaker == "open", SOON, "the breaker opens")
-        until(lambda: sample('tidings_subscriber_breaker{subscriber="seen-hangs"}') == 2, SOON, "the figures follow")
+        until(lambda: hangs.status.breaker == "open", "the breaker opens")
+        until(lambda: sample('tidings_subscriber_breaker{subscriber="seen-hangs"}') == 2, "the figures follow")
         dispatcher.stop()
     events = 'tidings_subscriber_events_total{outcome="%s",subscriber="%s"}'
     assert sample(events % ("dropped", "seen-hangs")) >= 899

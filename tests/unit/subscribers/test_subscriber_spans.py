@@ -49,7 +49,7 @@ def spans_of(collected: tuple[SpanReceiver, Tracer, Any], act: Any, carried: str
     quick = {"backoff_seconds": 0.01, "drain_seconds": 0.1}
     dispatcher = start_with([("it", lambda: subscriber)], SubscribersSettings(**{**quick, **settings}), tracer)
     dispatcher.publish([commit(id="event-1")], carried)
-    until(lambda: subscriber.subscription.status.queued == 0, 60, "it is dealt with")
+    until(lambda: subscriber.subscription.status.queued == 0, "it is dealt with")
     dispatcher.stop()
     close()
     return sorted(receiver.spans, key=lambda span: span.began)
