@@ -53,10 +53,10 @@ class Server:
     def log(self) -> str:
         return (self.folder / "server.log").read_text()
 
-    def client(self, **config: Any) -> Any:
+    def client(self, service: str = "s3", **config: Any) -> Any:
         """boto3 at its default settings, but for the retries: what fails should be seen."""
         client = boto3.client(
-            "s3",
+            service,
             endpoint_url=self.endpoint,
             region_name=REGION,
             aws_access_key_id=self.access_key_id,

@@ -293,7 +293,7 @@ def test_a_stack_mends_itself_stops_without_a_trace_and_starts_again_with_all_it
         assert Caller(stack.ready).call("GET", "/kept?notification=").body == configuration
         collector.listen("kept")
         again = Caller(stack.ready).call("PUT", "/kept/key", b"again")
-        assert collector.event(again.request_id, 60).key == "key"
+        assert collector.event(again.request_id).key == "key"
 
 
 def _answer(stack: Running) -> int:

@@ -167,7 +167,7 @@ def _play(stack: Running, second: Second, watch: Watch, collector: Collector, sa
     # The first one dies: the second needs no patience, for the lock went with it. The supervisor's new one waits.
     stopped = time.monotonic()
     stack.kill("stream")
-    watch.moves(epoch + 3, 60)
+    watch.moves(epoch + 3)
     say(f"killed: the second delivered after {time.monotonic() - stopped:.1f} s")
     until(lambda: stack.pid("stream") != first, "the first was started again")
 

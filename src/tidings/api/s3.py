@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,8 @@ from tidings.api.parts import Parts
 from tidings.api.request import Request, target
 from tidings.api.response import Response, Send
 from tidings.errors import CallerError
+
+_ID = re.compile(r"\w{1,32}")
 
 Scope = MutableMapping[str, Any]
 
@@ -60,7 +63,7 @@ class S3:
         key = await self._parts.keys.find(signed.access_key_id)
         if key is None:
             message = "The AWS access key ID you provided does not exist in our records."
-            raise CallerError("InvalidAccessKeyId", message, AWSAccessKeyId=signed.access_key_id)
+            raise CallerError("InvalidAccessKeyId", message, **_named(signed.access_key_id))
         signing = sigv4.verify(signed, key.secret)
         self._parts.keys.keep(key)
         host = hosts.host(raw_headers)
@@ -87,6 +90,11 @@ class S3:
         operations.check(operation, request)
         _check_owner(request)
         return await operation.serve(self._parts, request)
+
+
+def _named(access_key_id: str) -> dict[str, str]:
+    """The id, if it can be one. A secret that somebody sent in its place does not come back in an answer, nor in a log."""
+    return {"AWSAccessKeyId": access_key_id} if _ID.fullmatch(access_key_id) else {}
 
 
 def _check_owner(request: Request) -> None:

@@ -303,7 +303,7 @@ from test_protection import *
 hang = threading.Event()
 dispatcher = started({{"timeout_seconds": 0.1}}, it=lambda _: hang.wait())
 dispatcher.publish([commit() for _ in range(5)])
-until(lambda: feed(dispatcher, "it").status.hung == 2, 60, "two hang")
+until(lambda: feed(dispatcher, "it").status.hung == 2, "two hang")
 if sys.argv[1] == "stopped":
     dispatcher.stop()
 print("ending")
