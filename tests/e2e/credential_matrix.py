@@ -11,15 +11,14 @@ import http.client
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-import boto3
 import grpc
 import psycopg
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth, SigV4QueryAuth
+from botocore.auth import S3SigV4Auth, S3SigV4PostAuth, S3SigV4QueryAuth, SigV4Auth, SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from s3_server import REGION, Server
 
@@ -213,21 +212,16 @@ def presigned(door: Door, pair: Pair, call: Call) -> bool:
 
 def posted(door: Door, pair: Pair) -> bool:
     """A browser's form with a signed policy."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=door.url,
-        region_name=REGION,
-        aws_access_key_id=pair.access_key_id,
-        aws_secret_access_key=pair.secret or " ",
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    form = client.generate_presigned_post(BUCKET, "form")
-    parts = [
-        f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in form["fields"].items()
-    ]
+    until = (datetime.now(UTC) + timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    request = AWSRequest("POST", f"{door.url}/{BUCKET}")
+    policy = {"expiration": until, "conditions": [{"bucket": BUCKET}, {"key": "form"}]}
+    request.context = {"s3-presign-post-fields": {"key": "form"}, "s3-presign-post-policy": policy}
+    S3SigV4PostAuth(Credentials(pair.access_key_id, pair.secret), "s3", REGION).add_auth(request)
+    fields = request.context["s3-presign-post-fields"]
+    parts = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
     body = "".join([*parts, '--b\r\ncontent-disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n']).encode()
     headers = {"content-type": "multipart/form-data; boundary=b"}
-    return door.opens("POST", urlsplit(form["url"]).path, headers, body)
+    return door.opens("POST", f"/{BUCKET}", headers, body)
 
 
 def with_signatures(api: Door, pairs: list[Pair]) -> Iterator[Offer]:
