@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -27,6 +28,9 @@ from tidings.local.processes import free_port
 # The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
 # cost more than they ever gain.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Of every database in the tests. A stack that is to make its own is started without it.
+os.environ.setdefault("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(os.urandom(32)).decode())
 
 _numbers = count(1)
 
