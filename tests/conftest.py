@@ -219,9 +219,10 @@ def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator
             time.sleep(0.1)
         running = Running(process, ready_file, folder / "data")
         database = running.ready["database"]
-        canary.plant(database)
+        master_key_file = running.ready.get("master_key_file")
+        canary.plant(database, master_key_file)
         yield running
-        canary.plant(database)
+        canary.plant(database, master_key_file)
     finally:
         process.terminate()
         process.wait(90)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, field_validator, model_validator
 
 
 class SecretsSettings(BaseModel, frozen=True, extra="forbid"):
@@ -13,6 +13,11 @@ class SecretsSettings(BaseModel, frozen=True, extra="forbid"):
     master_key_command: str = Field(
         "", description="a command that prints the master key in base64, such as one that asks a KMS; it is run without a shell"
     )
+
+    @field_validator("master_key_file", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
 
     @property
     def is_given(self) -> bool:
