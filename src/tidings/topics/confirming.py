@@ -91,7 +91,7 @@ class Confirming:
     async def signer(self) -> Signer:
         if self._signer is None or time.monotonic() >= self._signer_until:
             async with self._pool.connection() as connection:
-                self._signer = await signing.load(connection, self._settings)
+                self._signer = await signing.load(connection, self._settings, self._signer)
             self._signer_until = time.monotonic() + signing.FRESH_SECONDS
         return self._signer
 

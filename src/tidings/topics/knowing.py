@@ -54,9 +54,11 @@ class Known:
 
     async def signer(self) -> Signer:
         if self._signer is None or time.monotonic() >= self._signer_until:
-            async with self._connected() as connection:
-                self._signer = await signing.load(connection, self._settings)
-            self._signer_until = time.monotonic() + signing.FRESH_SECONDS
+            async with self._lock:
+                if self._signer is None or time.monotonic() >= self._signer_until:
+                    async with self._connected() as connection:
+                        self._signer = await signing.load(connection, self._settings, self._signer)
+                    self._signer_until = time.monotonic() + signing.FRESH_SECONDS
         return self._signer
 
     async def _refresh(self, arn: str) -> None:

@@ -70,16 +70,25 @@ async def find_certificate(connection: psycopg.AsyncConnection[Any], path: str) 
     return row[0].encode() if row is not None and certificate_path(row[0].encode()) == path else None
 
 
-async def load(connection: psycopg.AsyncConnection[Any], settings: Settings) -> Signer:
-    """The signer that the files in the settings make, or the one in the database, which is made when it is first asked for."""
+async def load(connection: psycopg.AsyncConnection[Any], settings: Settings, known: Signer | None = None) -> Signer:
+    """The signer that the files in the settings make, or the one in the database, which is made when it is first asked for.
+
+    `known` is returned where it still is that one: to read an RSA key takes its time. Files are read once.
+    """
     if settings.topics.signing_key is not None:
+        if known is not None:
+            return known
         private, certificate = _from_files(settings.topics)
         await connection.execute(
             "insert into signing_keys (id, certificate) values (%s, %s) on conflict do nothing",
             [certificate_id(certificate), certificate.decode()],
         )
     else:
-        private, certificate = await _from_database(connection, settings)
+        id_, sealed, text = await _newest(connection, settings)
+        if known is not None and known.certificate == text.encode():
+            return known
+        certificate = text.encode()
+        private = await keyring.under(settings.secrets).open_async(connection, SIGNING_KEY, id_, sealed)
     key = serialization.load_pem_private_key(private, None)
     if not isinstance(key, RSAPrivateKey):
         raise OperatorError("topics.signing_key is not an RSA key: SNS's signatures are RSA.")
@@ -97,7 +106,8 @@ async def replace(connection: psycopg.AsyncConnection[Any], settings: Settings) 
     return settings.api.url + certificate_path(certificate)
 
 
-async def _from_database(connection: psycopg.AsyncConnection[Any], settings: Settings) -> tuple[bytes, bytes]:
+async def _newest(connection: psycopg.AsyncConnection[Any], settings: Settings) -> tuple[str, bytes, str]:
+    """Id, key and certificate."""
     days = settings.topics.signing_key_days
     row = await (await connection.execute(_NEWEST, [days])).fetchone()
     if row is None or row[3]:
@@ -108,8 +118,7 @@ async def _from_database(connection: psycopg.AsyncConnection[Any], settings: Set
                 await _insert(connection, settings)
                 row = await (await connection.execute(_NEWEST, [days])).fetchone()
         assert row is not None
-    id_, sealed, certificate, _ = row
-    return await keyring.under(settings.secrets).open_async(connection, SIGNING_KEY, id_, sealed), certificate.encode()
+    return row[0], row[1], row[2]
 
 
 async def _insert(connection: psycopg.AsyncConnection[Any], settings: Settings) -> bytes:
