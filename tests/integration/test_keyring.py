@@ -6,6 +6,7 @@ import os
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from tidings.access import api_keys
 from tidings.access.api_keys import ROOT, SECRET, TAIL
@@ -70,6 +71,13 @@ def test_another_master_key_reads_and_writes_nothing_and_is_named(database: psyc
 def test_a_secret_is_sealed_only_in_a_transaction(database: psycopg.Connection, ring: Keyring) -> None:
     with pytest.raises(AssertionError, match="in the transaction that stores it"):
         ring.seal(database, SECRET, "AKIA1", CLEAR)
+
+
+def test_a_connection_may_have_rows_of_any_kind(database_url: str, database: psycopg.Connection) -> None:
+    project = create_project(database, "one")
+    with psycopg.connect(database_url, row_factory=dict_row) as connection:
+        made = api_keys.create(connection, project)
+    assert api_keys.inspect(database, made.api_key).access_key_id == made.access_key_id
 
 
 def test_the_secrets_of_two_rows_cannot_change_places(database: psycopg.Connection) -> None:

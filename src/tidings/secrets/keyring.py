@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from pydantic import SecretStr
 
 from tidings.errors import OperatorError
@@ -177,20 +178,22 @@ def _undecryptable(column: SealedColumn, row: str | bytes) -> OperatorError:
 
 
 def _run(connection: Connection[Any], steps: Steps) -> bytes:
+    cursor = connection.cursor(row_factory=tuple_row)  # whatever rows the connection's owner likes
     try:
         statement, parameters = next(steps)
         while True:
-            statement, parameters = steps.send(connection.execute(statement, parameters).fetchall())
+            statement, parameters = steps.send(cursor.execute(statement, parameters).fetchall())
     except StopIteration as done:
         value: bytes = done.value
         return value
 
 
 async def _run_async(connection: AsyncConnection[Any], steps: Steps) -> bytes:
+    cursor = connection.cursor(row_factory=tuple_row)
     try:
         statement, parameters = next(steps)
         while True:
-            cursor = await connection.execute(statement, parameters)
+            await cursor.execute(statement, parameters)
             statement, parameters = steps.send(await cursor.fetchall())
     except StopIteration as done:
         value: bytes = done.value
