@@ -222,8 +222,8 @@ def test_rotations_under_load_refuse_nobody(place: Place, tmp_path: Path, say: S
             wait_until_ready(other)
             assert ask(other, keys[0]) == ask(other, made) == [200, 200]
         finally:
-            other.process.terminate()
-            other.process.wait(30)
+            other.process.kill()  # a worker that is still starting may lose a SIGTERM
+            other.process.wait()
 
 
 def _named(printed: dict[str, str]) -> dict[str, str]:
@@ -240,8 +240,8 @@ def test_messages_signed_before_and_after_a_new_signing_key_are_both_verified(pl
     url = place.tidings("secrets", "rotate-signing-key")["certificate"]
     assert b"BEGIN CERTIFICATE" in get(url), "served before anything is signed with it"
     # A process that has just started has the new key; the one that runs may sign with the old one for a minute.
-    place.server.process.terminate()
-    place.server.process.wait(30)
+    place.server.process.kill()
+    place.server.process.wait()
     environment = {
         "TIDINGS_DATABASE__URL": place.server.database_url,
         "TIDINGS_API__PORT": str(place.server.port),
