@@ -26,6 +26,7 @@ from conftest import Say, fresh_database
 from tidings.access import api_keys
 from tidings.access.api_keys import Access
 from tidings.bootstrap import SEALED
+from tidings.local.parts import listens
 from tidings.local.postgres import Postgres, _programs
 from tidings.local.processes import free_port
 from tidings.secrets import keyring
@@ -242,6 +243,7 @@ def test_messages_signed_before_and_after_a_new_signing_key_are_both_verified(pl
     # A process that has just started has the new key; the one that runs may sign with the old one for a minute.
     place.server.process.kill()
     place.server.process.wait()
+    until(lambda: not listens(place.server.port), 60, "its workers have ended with it")
     environment = {
         "TIDINGS_DATABASE__URL": place.server.database_url,
         "TIDINGS_API__PORT": str(place.server.port),
