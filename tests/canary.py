@@ -16,6 +16,14 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 import psycopg
+from psycopg.sql import SQL, Identifier
+
+from tidings.access.api_keys import TAIL
+from tidings.access.macaroons import Macaroon
+from tidings.bootstrap import SEALED
+from tidings.secrets import keyring
+from tidings.secrets.keyring import Keyring, SealedColumn
+from tidings.secrets.master_key import from_file
 
 _FOLDER = "TIDINGS_TEST_CANARY"
 _PLANTED, _SEEN = "planted.canary", "seen.canary"
@@ -58,8 +66,8 @@ def plant_secret(text: str) -> None:
             file.write(f"secret {text.encode().hex()}\n")
 
 
-def plant(database_url: str) -> None:
-    """Note every secret of a database that a server worked on."""
+def plant(database_url: str, master_key_file: str | None = None) -> None:
+    """Note every secret of a database that a server worked on, with a master key of its own or with that of the tests."""
     folder = os.environ.get(_FOLDER)
     if folder is None:
         return
@@ -69,17 +77,30 @@ def plant(database_url: str) -> None:
         return
     with connection:
         projects = [str(row[0]) for row in connection.execute("select id from projects")]
-        keys = connection.execute("select secret_access_key, api_key from access_keys").fetchall()
-        secrets = [text for row in keys for text in row if text]
-        secrets += [row[0].splitlines()[5] for row in connection.execute("select private_key from signing_key")]
-        secrets += [row[0] for row in connection.execute("select unnest(secrets) from subscriptions")]
-        roots = [bytes(row[0]).hex() for row in connection.execute("select secret from api_keys")]
+        ring = Keyring(from_file(Path(master_key_file), "")) if master_key_file else keyring.of_process()
+        opened = {column.column: unsealed(connection, column, ring) for column in SEALED}
+        secrets = [secret.decode() for secret in opened["sealed_secret"]]
+        secrets += [secret.decode().splitlines()[5] for secret in opened["sealed_key"]]
+        secrets += [text for secret in opened["sealed_secrets"] for text in secret.decode().split()]
+        roots = [secret.hex() for secret in (*opened["sealed_root"], *opened["sealed_tail"])]
+        keys = connection.execute("select access_key_id, head, caveats, sealed_tail from access_keys where head is not null")
+        for id_, head, caveats, sealed in keys.fetchall():
+            tail = ring.open(connection, TAIL, id_, sealed)
+            secrets.append(str(Macaroon(head, tuple(caveats), tail)))
     password = urlsplit(database_url).password or ""
     lines = [f"project {uuid.UUID(each).hex}" for each in projects]
     lines += [f"secret {each.encode().hex()}" for each in (*secrets, password) if each]
     lines += [f"secret {each}" for each in roots]
     with (Path(folder) / _PLANTED).open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def unsealed(connection: psycopg.Connection, column: SealedColumn, ring: Keyring | None = None) -> list[bytes]:
+    """Every secret of a column, in clear."""
+    ring = ring or keyring.of_process()
+    names = {"id": Identifier(column.id), "column": Identifier(column.column), "table": Identifier(column.table)}
+    rows = connection.execute(SQL("select {id}, {column} from {table} where {column} is not null").format(**names)).fetchall()
+    return [ring.open(connection, column, row, sealed) for row, sealed in rows]
 
 
 def forms(secret: bytes, project: bool) -> set[bytes]:

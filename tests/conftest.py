@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -28,6 +29,9 @@ from waiting import PATIENCE_SECONDS
 # The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
 # cost more than they ever gain.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Of every database in the tests. A stack that is to make its own is started without it.
+os.environ.setdefault("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(os.urandom(32)).decode())
 
 _numbers = count(1)
 
@@ -216,9 +220,10 @@ def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator
             time.sleep(0.1)
         running = Running(process, ready_file, folder / "data")
         database = running.ready["database"]
-        canary.plant(database)
+        master_key_file = running.ready.get("master_key_file")
+        canary.plant(database, master_key_file)
         yield running
-        canary.plant(database)
+        canary.plant(database, master_key_file)
     finally:
         process.terminate()
         process.wait(120)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psycopg
 from psycopg import Connection
 
+from tidings.access import api_keys
 from tidings.access.keys import Principal
 from tidings.access.permissions import ACTIONS, Grant
 from tidings.access.projects import existing_project
@@ -34,6 +35,9 @@ from tidings.rules.model import Rule
 from tidings.rules.notification import Notifications
 from tidings.rules.overlaps import problems_together
 from tidings.rules.problems import refuse
+from tidings.secrets import keyring, rotation
+from tidings.secrets.master_key import MasterKey
+from tidings.secrets.rotation import Rotated
 from tidings.settings import Settings
 from tidings.store import buckets
 from tidings.store.blobs import Blobs
@@ -41,6 +45,9 @@ from tidings.store.emptying import empty
 from tidings.store.sweep import Swept, claim
 from tidings.store.sweep import sweep as sweep_store
 from tidings.telemetry import SEND_SECONDS
+from tidings.topics import signing
+from tidings.topics.signing import SIGNING_KEY
+from tidings.topics.subscribing import WEBHOOK_SECRETS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +66,10 @@ ChangeRules = Callable[[Sequence[Rule]], list[Rule]]
 _CHANGE_TRIES = 5
 
 _SMALL_MEMORY = "512m"
+
+
+SEALED = (api_keys.SECRET, api_keys.TAIL, api_keys.ROOT, WEBHOOK_SECRETS, SIGNING_KEY)
+"""Every column that holds secrets."""
 
 
 def connect(settings: Settings) -> Connection:
@@ -85,6 +96,7 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
     session.check_java()
     with connect(settings) as connection:  # who has made a mistake is told before Spark has started
         check_tables(connection)
+    keyring.check_at_start(settings.database_url, settings.secrets)
     spark = session.start(settings)
     try:
         Pipeline(spark, settings).warm_up()
@@ -287,6 +299,25 @@ def sweep(settings: Settings, min_age_minutes: float, adopt: bool, progress: Cal
         return await sweep_store(pool, blobs, upload_age, age, lambda done: progress(done.seen))
 
     return _with_store(settings, work)
+
+
+def rotate_secrets(settings: Settings, new_master: MasterKey | None, progress: Callable[[int], None]) -> Rotated:
+    """Encrypt every secret again, under a new data key."""
+    with connect(settings) as connection:
+        connection.autocommit = True
+        check_tables(connection)
+        return rotation.rotate(connection, keyring.under(settings.secrets), SEALED, new_master, progress)
+
+
+def replace_signing_key(settings: Settings) -> str:
+    """Returns the URL of the new certificate."""
+
+    async def work() -> str:
+        async with await psycopg.AsyncConnection.connect(settings.database_url) as connection:
+            return await signing.replace(connection, settings)
+
+    connect(settings).close()  # one sentence if it does not answer
+    return asyncio.run(work())
 
 
 def _public_id(settings: Settings, project: str) -> str:

@@ -30,6 +30,7 @@ from tidings.log import LogSettings
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.queues.settings import QueuesSettings
 from tidings.rules.settings import BucketEventingSettings
+from tidings.secrets.settings import SecretsSettings
 from tidings.store.settings import StoreSettings
 from tidings.subscribers.settings import SubscribersSettings
 from tidings.telemetry import TelemetrySettings
@@ -68,6 +69,7 @@ class Settings(BaseSettings):
     )
 
     database: DatabaseSettings = Field(DatabaseSettings())
+    secrets: SecretsSettings = Field(SecretsSettings())
     api: ApiSettings = Field(ApiSettings())
     store: StoreSettings = Field(StoreSettings())
     bucket_eventing: BucketEventingSettings = Field(BucketEventingSettings())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import stat
 import subprocess
 from pathlib import Path
 from urllib.parse import quote
@@ -267,7 +268,11 @@ def test_the_ready_file_has_all_that_a_script_needs(stack: Running) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_stack_mends_itself_stops_without_a_trace_and_starts_again_with_all_it_had(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
+    own = {"TIDINGS_SECRETS__MASTER_KEY": ""}  # so that it makes its master key by itself
+    with running_stack(tmp_path, **own) as stack:
+        made = stack.data / "master.key"
+        assert stack.ready["master_key_file"] == str(made)
+        assert stat.S_IMODE(made.stat().st_mode) == 0o600
         with collecting(stack) as collector:
             send_events(stack, collector, "kept")
             assert Caller(stack.ready).call("PUT", "/kept/key", b"kept").status == 200
@@ -287,8 +292,10 @@ def test_a_stack_mends_itself_stops_without_a_trace_and_starts_again_with_all_it
         _, alive = psutil.wait_procs(family, timeout=5)
         assert alive == []
         assert not ready_file.exists()
-    with running_stack(tmp_path) as stack, collecting(stack) as collector:
+    with running_stack(tmp_path, **own) as stack, collecting(stack) as collector:
         assert stack.ready["access_key_id"] == key
+        settings = {**own, "TIDINGS_SECRETS__MASTER_KEY_FILE": str(made), "TIDINGS_DATABASE__URL": stack.ready["database"]}
+        assert tidings("secrets", "rotate", **settings).returncode == 0, "a command beside it needs to be told of it"
         assert Caller(stack.ready).call("GET", "/kept/key").body == b"kept"
         assert Caller(stack.ready).call("GET", "/kept?notification=").body == configuration
         collector.listen("kept")

@@ -33,7 +33,7 @@ def in_general(line: str) -> re.Pattern[str]:
 @pytest.mark.timeout(600)
 def test_the_demo_shows_every_event_and_the_row_of_each_registry_as_in_the_readme() -> None:
     with tempfile.TemporaryDirectory(prefix="demo-") as folder:
-        done = tidings("demo", TMPDIR=folder)
+        done = tidings("demo", clear=["TIDINGS_SECRETS__MASTER_KEY"], TMPDIR=folder)
         assert not list(Path(folder).glob("tidings-demo-*")), "it leaves nothing behind"
     assert done.returncode == 0, done.stdout + done.stderr
     printed = done.stdout.splitlines()

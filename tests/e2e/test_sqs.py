@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from botocore.exceptions import ClientError
 from s3_server import REGION, Server, s3_server
@@ -23,8 +24,10 @@ from sqs_clients import another_project, code_of, sqs, with_key
 
 import canary
 from conftest import fresh_database
+from tidings.access.api_keys import SECRET
 from tidings.access.macaroons import Caveat
 from tidings.local.postgres import Postgres
+from tidings.secrets import keyring
 from waiting import PATIENCE_SECONDS
 
 OLD = "AWS.SimpleQueueService."
@@ -418,12 +421,14 @@ def test_a_key_does_what_it_was_made_for_and_no_more(client: Any, url: str, serv
 
 
 def test_a_key_that_is_older_than_the_actions_does_not_have_them(url: str, server: Server) -> None:
-    ((key, secret),) = server.query(
-        "insert into access_keys (access_key_id, secret_access_key, project_id)"
-        " select 'AKIAOLDERTHANAPIKEYS', 'an old secret', id from projects where public_id = %s"
-        " returning access_key_id, secret_access_key",
-        server.project,
-    )
+    key, secret = "AKIAOLDERTHANAPIKEYS", "an old secret"
+    with psycopg.connect(server.database_url) as connection:
+        sealed = keyring.of_process().seal(connection, SECRET, key, secret.encode())
+        connection.execute(
+            "insert into access_keys (access_key_id, sealed_secret, project_id)"
+            " select %s, %s, id from projects where public_id = %s",
+            [key, sealed, server.project],
+        )
     with pytest.raises(ClientError) as error:
         sqs(server, key, secret).send_message(QueueUrl=url, MessageBody="m")
     assert code_of(error) == "AccessDenied"

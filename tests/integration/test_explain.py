@@ -65,7 +65,15 @@ def test_who_subscribed_after_a_change_is_not_said_to_have_got_it(stream: psycop
     made: dict[str, Any] = {"owner": writer.project, "arn": f"{topic}:one", "endpoint": "https://example.com/"}
     row = stream.execute(statements.NEW_LANE, made).fetchone()
     assert row is not None
-    made |= {"topic": topic, "project": writer.project, "protocol": "https", "raw": False, "secrets": [], "token": b""}
+    made |= {
+        "topic": topic,
+        "project": writer.project,
+        "protocol": "https",
+        "raw": False,
+        "secrets": None,
+        "secret_count": 0,
+        "token": b"",
+    }
     stream.execute(statements.SUBSCRIBE, made | {"seconds": 1, "lane": row[0]})
     writer.put("late")
     [lane] = told(stream, writer, "early")

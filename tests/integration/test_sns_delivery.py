@@ -30,6 +30,7 @@ from cryptography.x509.oid import NameOID
 from standardwebhooks import Webhook as StandardWebhook
 from standardwebhooks import WebhookVerificationError
 
+import canary
 import waiting
 from conftest import Say
 from tidings import destinations
@@ -38,9 +39,12 @@ from tidings.destinations import Destination
 from tidings.destinations.sns import Subscriber
 from tidings.events.messages import SENT, Message, Outcome, Verdict
 from tidings.local.processes import free_port
+from tidings.secrets import keyring
 from tidings.settings import Settings
 from tidings.topics import envelope
 from tidings.topics.delivering import MAX_BYTES, attribute_headers
+from tidings.topics.signing import SIGNING_KEY
+from tidings.topics.subscribing import WEBHOOK_SECRETS
 from webhooks import Answer, Webhook, webhook
 
 PROJECT = "11111111-2222-3333-4444-555555555555"
@@ -74,6 +78,13 @@ def subscribe(database: psycopg.Connection, arn: str, url: str) -> None:
         "insert into subscriptions (arn, topic, project, protocol, endpoint, lane) values (%s, %s, %s, 'http', %s, %s)",
         [arn, TOPIC, PROJECT, url, row[0]],
     )
+
+
+def set_secrets(database: psycopg.Connection, raw: bool, secrets: list[str]) -> None:
+    with database.transaction():
+        for (arn,) in database.execute("select arn from subscriptions").fetchall():
+            sealed = keyring.of_process().seal(database, WEBHOOK_SECRETS, arn, " ".join(secrets).encode())
+            database.execute("update subscriptions set raw = %s, sealed_secrets = %s where arn = %s", [raw, sealed, arn])
 
 
 def settings(database_url: str, **more: Any) -> Settings:
@@ -234,8 +245,8 @@ def test_the_key_is_made_once_and_kept_and_is_in_no_log(
     caplog.set_level("DEBUG")
     send(database_url, message())
     send(database_url, message("m2"))
-    [(private,)] = subscribed.execute("select private_key from signing_key").fetchall()
-    secret = private.splitlines()[5]
+    [private] = canary.unsealed(subscribed, SIGNING_KEY)
+    secret = private.decode().splitlines()[5]
     assert secret not in caplog.text
     assert len({each.envelope["SigningCertURL"] for each in hook.received}) == 1
 
@@ -266,7 +277,7 @@ def test_raw_messages_are_signed_as_standard_webhooks_with_one_secret_or_two(
 ) -> None:
     for secrets in ([OLD], [NEW, OLD], [NEW]):
         hook.received.clear()
-        subscribed.execute("update subscriptions set raw = true, secrets = %s", [secrets])
+        set_secrets(subscribed, True, secrets)
         assert send(database_url, message()) == [SENT]
         (got,) = hook.received
         assert len(got.headers["webhook-signature"].split()) == len(secrets)
@@ -485,7 +496,7 @@ def test_a_webhook_that_takes_20_ms_gets_many_messages_side_by_side(
             return count / seconds, busy / count * 1000
 
         for raw in (False, True):
-            subscribed.execute("update subscriptions set raw = %s, secrets = %s", [raw, [NEW] if raw else []])
+            set_secrets(subscribed, raw, [NEW] if raw else [])
             per_second, cost = asyncio.run(rate())
             how = "raw" if raw else "in the envelope"
             say(f"{how}: {per_second:.0f} messages a second to one webhook that takes 20 ms, {cost:.2f} ms of CPU each")

@@ -16,9 +16,12 @@ from typing import Any, Generic, TypeVar
 import psycopg
 
 from tidings.access import api_keys
+from tidings.access.api_keys import ROOT, SECRET, TAIL
 from tidings.access.macaroons import BadKey, Macaroon
 from tidings.access.permissions import FIRST_ACTIONS, Grant
 from tidings.db.pool import Pool
+from tidings.secrets import keyring as keyrings
+from tidings.secrets.keyring import Keyring
 
 _NO_ROOT = secrets.token_bytes(32)
 """In place of the root of a key that is not known. Nobody has it, so no tail fits it."""
@@ -54,10 +57,10 @@ def create_key(connection: psycopg.Connection[Any], public_id: str) -> tuple[str
     return made.access_key_id, made.secret
 
 
-async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str) -> AccessKey | None:
+async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str, keyring: Keyring) -> AccessKey | None:
     """The key, not yet proven by a signature, unless it, or one that it was made of, was revoked."""
     cursor = await connection.execute(
-        "select k.secret_access_key, p.public_id, k.api_key, a.secret, a.actions"
+        "select k.sealed_secret, p.public_id, k.head, k.caveats, k.sealed_tail, a.sealed_root, a.actions"
         " from access_keys k join projects p on p.id = k.project_id left join api_keys a on a.head = k.head"
         " where k.access_key_id = %s",
         [access_key_id],
@@ -65,17 +68,20 @@ async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str)
     row = await cursor.fetchone()
     if row is None:
         return None
-    secret, project, api_key, root, actions = row
-    if api_key is None:  # older than API keys
+    sealed, project, head, caveats, sealed_tail, sealed_root, actions = row
+    secret = (await keyring.open_async(connection, SECRET, access_key_id, sealed)).decode()
+    if head is None:  # older than API keys
         return AccessKey(Principal(access_key_id, project, Grant(frozenset(FIRST_ACTIONS))), secret)
+    tail = await keyring.open_async(connection, TAIL, access_key_id, sealed_tail)
+    root = await keyring.open_async(connection, ROOT, head, sealed_root)
     try:
-        grant = await _grant(connection, Macaroon.parse(api_key), root, actions)
+        grant = await _grant(connection, Macaroon(head, tuple(caveats), tail), root, actions)
     except BadKey:
         return None
     return None if grant is None else AccessKey(Principal(access_key_id, project, grant), secret)
 
 
-async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -> Principal | None:
+async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str, keyring: Keyring) -> Principal | None:
     """The key itself, as whoever holds it sends it; perhaps one that was narrowed elsewhere and that no access key stands for.
 
     A key that is not known takes the same two questions as one that was altered or revoked: how long the answer takes does
@@ -84,12 +90,15 @@ async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -
     try:
         key = Macaroon.parse(text)
         cursor = await connection.execute(
-            "select a.secret, a.actions, a.roles, p.public_id, (select k.access_key_id from access_keys k where k.head = a.head"
-            " order by k.api_key = %s desc, k.created_at limit 1)"
+            "select a.sealed_root, a.actions, a.roles, p.public_id, (select k.access_key_id from access_keys k"
+            " where k.head = a.head order by k.caveats = %s::bytea[] desc, k.created_at limit 1)"
             " from api_keys a join projects p on p.id = a.project_id where a.head = %s",
-            [text, key.head],
+            [list(key.caveats), key.head],
         )
-        root, actions, roles, project, access_key_id = await cursor.fetchone() or (_NO_ROOT, [], [], None, None)
+        sealed_root, actions, roles, project, access_key_id = await cursor.fetchone() or (None, [], [], None, None)
+        root = _NO_ROOT
+        if sealed_root is not None:
+            root = await keyring.open_async(connection, ROOT, key.head, sealed_root)
         grant = await _grant(connection, key, root, actions)
     except BadKey:
         return None
@@ -99,7 +108,7 @@ async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str) -
 async def _grant(connection: psycopg.AsyncConnection[Any], key: Macaroon, root: bytes, actions: list[str]) -> Grant | None:
     """What a key allows; None if it was not made with this root, or was revoked, or one that it was made of."""
     grant = Grant(frozenset(actions), key.limits())
-    revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [key.tails(root)])
+    revoked = await connection.execute("select from revoked_tails where tail = any(%s)", [api_keys.hashed(key.tails(root))])
     return grant if key.is_genuine(root) and not revoked.rowcount else None
 
 
@@ -114,9 +123,15 @@ class KeyCache:
     """
 
     def __init__(
-        self, pool: Pool, seconds: float = 5.0, most: int = 10_000, clock: Callable[[], float] = time.monotonic
+        self,
+        pool: Pool,
+        seconds: float = 5.0,
+        most: int = 10_000,
+        clock: Callable[[], float] = time.monotonic,
+        keyring: Keyring | None = None,
     ) -> None:
         self._pool = pool
+        self.keyring = keyring or keyrings.of_process()
         self._clock = clock
         self._access_keys = _Recent[AccessKey](seconds, most)
         self._api_keys = _Recent[Principal](seconds, most)
@@ -127,7 +142,7 @@ class KeyCache:
         if (kept := self._access_keys.get(access_key_id, now)) is not None:
             return kept
         async with self._pool.connection() as connection:
-            found = await find_key(connection, access_key_id)
+            found = await find_key(connection, access_key_id, self.keyring)
         return None if found is None else replace(found, read_at=now)
 
     def keep(self, key: AccessKey) -> None:
@@ -140,7 +155,7 @@ class KeyCache:
         if (kept := self._api_keys.get(text, now)) is not None:
             return kept
         async with self._pool.connection() as connection:
-            principal = await find_by_api_key(connection, text)
+            principal = await find_by_api_key(connection, text, self.keyring)
         if principal is not None:
             self._api_keys.put(text, principal, now)
         return principal

@@ -91,7 +91,7 @@ class Metainfo:
         """Who calls, by the API key in the request or, where there is none, in the call's metadata."""
         api_key = request.header.api_key or _bearer(context)
         async with self._parts.pool.connection() as connection:
-            found = await find_by_api_key(connection, api_key.decode("ascii", "replace"))
+            found = await find_by_api_key(connection, api_key.decode("ascii", "replace"), self._parts.keys.keyring)
         if found is None:
             message = "The API key is missing or not valid: send one in header.api_key, or as `authorization: Bearer API_KEY`."
             raise CallerError("InvalidAccessKeyId", message)

@@ -11,6 +11,7 @@ from tidings.db.pool import Pool
 from tidings.queues.service import Queues
 from tidings.rules.lookup import Cache, Lookup
 from tidings.rules.notification import Notifications
+from tidings.secrets import keyring
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 from tidings.store.model import Origin
@@ -43,7 +44,8 @@ class Parts:
         queues = Queues(pool, settings.queues)
         topics = Topics(settings, pool)
         beside = queues, topics, Subscriptions(settings, pool, topics), Catalog(pool, settings.catalog, publish)
-        return cls(settings, pool, blobs, KeyCache(pool), lookup, Notifications(settings, pool, lookup), *beside)
+        keys = KeyCache(pool, keyring=keyring.under(settings.secrets))
+        return cls(settings, pool, blobs, keys, lookup, Notifications(settings, pool, lookup), *beside)
 
     async def origin(self, request: Request) -> Origin:
         """Where a change comes from. Call it when the change is about to be made: it asks what is known of the rules."""

@@ -12,6 +12,7 @@ from tidings.api import tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
+from tidings.secrets import keyring
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
@@ -27,6 +28,7 @@ def serve(settings: Settings) -> None:
     if settings.api.grpc_port:
         check_free(host, settings.api.grpc_port, "TIDINGS_API__HOST", "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
+    settings = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})  # read once, not in each worker
     certificate, key = tls.files(settings.api)
     with metrics.shared():
         run(partial(_load, settings), host, port, settings.api.workers, certificate, key)
@@ -34,7 +36,7 @@ def serve(settings: Settings) -> None:
 
 def _check_settings(settings: Settings) -> None:
     """What is wrong is said here, once and in a sentence, rather than by every worker in a traceback."""
-    _ = settings.database_url
+    keyring.check_at_start(settings.database_url, settings.secrets)
     Blobs(settings.store.blobs)
     if settings.bucket_eventing.lookup == "redis" and not settings.bucket_eventing.redis_url.get_secret_value():
         raise OperatorError("lookup = redis needs a server: set TIDINGS_BUCKET_EVENTING__REDIS_URL.")

@@ -24,6 +24,7 @@ from tidings.cli import (
     replay,
     rules,
     running,
+    secrets,
     subscriptions,
     topics,
     upkeep,
@@ -54,6 +55,7 @@ for command in (
 app.add_typer(projects.app, name="project")
 app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
+app.add_typer(secrets.app, name="secrets")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 app.add_typer(catalog.app, name="catalog")

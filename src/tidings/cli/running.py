@@ -102,12 +102,14 @@ def how_to_use_consumers(ready: dict[str, Any]) -> str:
     from tidings.local.consumers import FILES_BUCKET, FILES_TOPIC, files_topic, inventory_topic
 
     topic = files_topic(ready["project"]).arn
+    file = ready.get("master_key_file")
+    master_key = f"\n  export TIDINGS_SECRETS__MASTER_KEY_FILE='{file}'" if file else ""
     return f"""
 Beside it: the inventory of what is sent to {inventory_topic().arn}; the registry of files in {FILES_BUCKET}, which the
 topic {FILES_TOPIC} tells of at {ready["files"]}; the upload registry, at {ready["uploads"]}.
 In the same terminal, with a second or two for an event to arrive:
 
-  export TIDINGS_DATABASE__URL='{ready["database"]}'
+  export TIDINGS_DATABASE__URL='{ready["database"]}'{master_key}
   rule() {{ aws s3api put-bucket-notification-configuration --bucket "$1" --notification-configuration \\
     '{{"TopicConfigurations": [{{"Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"], "TopicArn": "'"$2"'"}}]}}'; }}
 

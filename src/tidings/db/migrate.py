@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
+from importlib import import_module, resources
 
 import psycopg
 
@@ -12,6 +12,8 @@ from tidings.errors import OperatorError
 # Any constant will do, as long as every Tidings takes the same one ("tidings" in ASCII).
 _LOCK = 0x746964696E6773
 _OLDEST_SERVER = 180000
+_STEPS = {20: "tidings.db.migrations.seal_secrets"}
+"""What follows a migration's SQL in its transaction: `run(connection)`, which returns the tables to write anew afterwards."""
 
 
 def migrations() -> list[tuple[int, str, str]]:
@@ -47,6 +49,9 @@ def migrate(url: str) -> list[str]:
                 continue
             with connection.transaction():
                 connection.execute(sql.encode())  # bytes: a migration is a script, not a template
+                stale: tuple[str, ...] = import_module(_STEPS[number]).run(connection) if number in _STEPS else ()
                 connection.execute("insert into schema_migrations (number, name) values (%s, %s)", [number, name])
+            for table in stale:
+                connection.execute(f"vacuum full {table}".encode())
             applied.append(f"{number:04}_{name}")
     return applied

@@ -11,6 +11,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from pyspark.sql import SparkSession
 
 import tidings
+from tidings.secrets import keyring
 from tidings.settings import WORKERS_VARIABLE, Settings, for_workers
 
 
@@ -20,7 +21,9 @@ def ship_settings(spark: SparkSession, settings: Settings) -> None:
     They travel with each task from the driver to the executor. As Spark settings (`spark.executorEnv`) they would be in the
     command line of the driver's JVM, for everybody on that machine to read.
     """
-    spark.sparkContext.environment[WORKERS_VARIABLE] = for_workers(settings)
+    # Workers elsewhere have neither the file with the master key nor the command that asks for it.
+    with_master_key = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})
+    spark.sparkContext.environment[WORKERS_VARIABLE] = for_workers(with_master_key)
 
 
 def ship_code(spark: SparkSession, folder: Path) -> None:

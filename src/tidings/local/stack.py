@@ -27,6 +27,7 @@ from tidings.local.consumers import KNOWS_BROKERS, Consumers
 from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
 from tidings.local.processes import Starting, free_port
+from tidings.secrets.master_key import make_file
 
 if TYPE_CHECKING:
     from tidings.local.redis import Redis
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROJECT = "default"
+_MASTER_KEY = "TIDINGS_SECRETS__MASTER_KEY_FILE"
 _CLUSTER = "local"
 _LOOPBACK = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8", "::1/128"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
 _STOP_ORDER = (("api", "uploads-front"), ("stream",), ("files", "uploads", "inventory"), ("pubsub",))
@@ -55,7 +57,7 @@ class Stack:
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
         self._redis = self._own_redis()
         self._kafka = self._own_kafka()
-        self.kafka = ""
+        self.kafka = self.master_key = ""
         self.consumers = Consumers() if consumers else None
         self._parts: list[Part] = []
         self.credentials: dict[str, str] = {}
@@ -74,6 +76,7 @@ class Stack:
         self.data.mkdir(parents=True, exist_ok=True)
         self._claim_the_folder()
         (self.data / "logs").mkdir(exist_ok=True)
+        self._find_master_key()
         self._progress("PostgreSQL")
         self._postgres.start()
         if self._redis is not None:
@@ -141,11 +144,22 @@ class Stack:
         except BlockingIOError:
             raise OperatorError(f"{self.data} is in use by another `tidings up`: stop it, or choose another --data.") from None
 
+    def _find_master_key(self) -> None:
+        """The one that the settings name, or one of our own: beside the database, not in it."""
+        if settings.load().secrets.is_given:
+            return
+        file = self.data / "master.key"
+        if not file.exists():
+            make_file(file)
+        self.master_key = str(file)
+        os.environ[_MASTER_KEY] = self.master_key  # for what we do ourselves in the database
+
     @property
     def environment(self) -> dict[str, str]:
         """The settings of every part, as environment variables."""
         return {
             "TIDINGS_DATABASE__URL": self._postgres.url,
+            **({_MASTER_KEY: self.master_key} if self.master_key else {}),
             "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
@@ -289,6 +303,7 @@ class Stack:
             **kafka,
             **(self.consumers.urls if self.consumers is not None else {}),
             "database": self._postgres.url,
+            **({"master_key_file": self.master_key} if self.master_key else {}),
             **self.credentials,
             "region": settings.load().api.region,
             "pids": {"up": os.getpid(), "postgres": self._postgres.pid, **pids, **redis},
@@ -313,6 +328,8 @@ class Stack:
         if self._redis is not None:
             self._redis.stop()
         self._postgres.stop()
+        if self.master_key and os.environ.get(_MASTER_KEY) == self.master_key:
+            del os.environ[_MASTER_KEY]
 
 
 def _local_cluster(bootstrap: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from tidings.db.pool import Pool
 from tidings.events.messages import Outcome, Verdict
@@ -32,6 +33,8 @@ class Confirming:
         self._pool = pool
         self._caller: Caller | None = None
         self._signer: Signer | None = None
+        self._signer_until = 0.0
+        self._certificates: dict[str, bytes] = {}
         self._under_way: set[asyncio.Task[None]] = set()
 
     def ask(self, joining: bool, subscription: Subscription, token: str) -> None:
@@ -73,14 +76,23 @@ class Confirming:
         return await post(self._caller, subscription.endpoint, body, headers, _TIMEOUT_SECONDS)
 
     async def certificate(self, path: str) -> bytes | None:
-        """The certificate that is served under a path."""
-        signer = await self.signer()
-        return signer.certificate if signing.certificate_path(signer.certificate) == path else None
+        """The certificate that is served under a path: of the key in use, or of one before it."""
+        if path not in self._certificates:
+            signer = await self.signer()
+            self._certificates[signing.certificate_path(signer.certificate)] = signer.certificate
+        if path not in self._certificates:
+            async with self._pool.connection() as connection:
+                found = await signing.find_certificate(connection, path)
+            if found is None:
+                return None
+            self._certificates[path] = found
+        return self._certificates[path]
 
     async def signer(self) -> Signer:
-        if self._signer is None:
+        if self._signer is None or time.monotonic() >= self._signer_until:
             async with self._pool.connection() as connection:
-                self._signer = await signing.load(connection, self._settings)
+                self._signer = await signing.load(connection, self._settings, self._signer)
+            self._signer_until = time.monotonic() + signing.FRESH_SECONDS
         return self._signer
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import psycopg
 
 from tidings.db import few
 from tidings.db.few import Few
+from tidings.secrets import keyring
 from tidings.settings import Settings
 from tidings.topics import signing, statements
 from tidings.topics.model import Subscription
@@ -29,6 +30,7 @@ class Known:
         self._few: Few | None = None
         self._lock = asyncio.Lock()
         self._signer: Signer | None = None
+        self._signer_until = 0.0
         self._read: dict[str, tuple[float, Subscription | None]] = {}
 
     async def subscription(self, arn: str) -> Subscription | None:
@@ -51,9 +53,12 @@ class Known:
             return [row[0] for row in rows]
 
     async def signer(self) -> Signer:
-        if self._signer is None:
-            async with self._connected() as connection:
-                self._signer = await signing.load(connection, self._settings)
+        if self._signer is None or time.monotonic() >= self._signer_until:
+            async with self._lock:
+                if self._signer is None or time.monotonic() >= self._signer_until:
+                    async with self._connected() as connection:
+                        self._signer = await signing.load(connection, self._settings, self._signer)
+                    self._signer_until = time.monotonic() + signing.FRESH_SECONDS
         return self._signer
 
     async def _refresh(self, arn: str) -> None:
@@ -63,7 +68,8 @@ class Known:
         wanted = [arn, *(each for each, (until, _) in self._read.items() if now >= until and each != arn)]
         async with self._connected() as connection:
             rows = await (await connection.execute(statements.CONFIRMED, [wanted])).fetchall()
-        found = {each.arn: each for each in map(subscription, rows)}
+            ring = keyring.under(self._settings.secrets)
+            found = {row[0]: await subscription(connection, ring, row) for row in rows}
         self._read.update({each: (now + _FRESH_SECONDS, found.get(each)) for each in wanted})
 
     def _connected(self) -> AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]:

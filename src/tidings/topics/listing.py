@@ -13,7 +13,7 @@ def listed(connection: psycopg.Connection[Any], project: str | None = None) -> l
     with connection.cursor(row_factory=dict_row) as cursor:
         cursor.execute(
             """
-            select s.arn, s.topic, s.protocol, s.endpoint, s.raw, cardinality(s.secrets) as secrets, s.lane,
+            select s.arn, s.topic, s.protocol, s.endpoint, s.raw, s.secret_count as secrets, s.lane,
                    coalesce(l.state, 'pending') as state, l.error
             from subscriptions s join topics t on t.arn = s.topic left join lanes l on l.id = s.lane
             where s.left_at is null and (s.lane is not null or s.token_until > now())

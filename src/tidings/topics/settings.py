@@ -13,6 +13,9 @@ class TopicsSettings(BaseModel, frozen=True, extra="forbid"):
     signing_key: Path | None = Field(
         None, description="a PEM file with the RSA key that signs messages; without one, a key is made and kept in the database"
     )
+    signing_key_days: int = Field(
+        365, ge=1, le=3650, description="days after which a key in the database is replaced by a new one; certificates stay"
+    )
     signing_certificate: Path | None = Field(None, description="a PEM file with the certificate of that key")
 
     @model_validator(mode="after")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import LiteralString
 
 COLUMNS: LiteralString = """
-s.arn, s.topic, s.project, s.protocol, s.endpoint, s.raw, s.secrets, s.authenticated, s.lane is not null, t.signature_version"""
-"""As `model.Subscription` has them."""
+s.arn, s.topic, s.project, s.protocol, s.endpoint, s.raw, s.sealed_secrets, s.authenticated, s.lane is not null,
+t.signature_version"""
+"""As `model.Subscription` has them, its secrets still encrypted."""
 LISTED: LiteralString = "s.left_at is null and (s.lane is not null or s.token_until > now())"
 
 CREATE_TOPIC: LiteralString = """
@@ -54,13 +55,14 @@ where s.topic = %s and s.protocol = %s and s.endpoint = %s for update of s"""
 COUNT: LiteralString = "select count(*) from subscriptions where topic = %s"
 
 SUBSCRIBE: LiteralString = """
-insert into subscriptions (arn, topic, project, protocol, endpoint, raw, secrets, token, token_until, lane)
-values (%(arn)s, %(topic)s, %(project)s, %(protocol)s, %(endpoint)s, %(raw)s, %(secrets)s, %(token)s,
+insert into subscriptions
+    (arn, topic, project, protocol, endpoint, raw, sealed_secrets, secret_count, token, token_until, lane)
+values (%(arn)s, %(topic)s, %(project)s, %(protocol)s, %(endpoint)s, %(raw)s, %(secrets)s, %(secret_count)s, %(token)s,
         now() + make_interval(secs => %(seconds)s), %(lane)s)"""
 
 ASK_AGAIN: LiteralString = """
 update subscriptions set token = %(token)s, token_until = now() + make_interval(secs => %(seconds)s), left_at = null,
-                         project = %(project)s, raw = %(raw)s, secrets = %(secrets)s
+                         project = %(project)s, raw = %(raw)s, sealed_secrets = %(secrets)s, secret_count = %(secret_count)s
 where arn = %(arn)s"""
 
 NEW_LANE: LiteralString = """
@@ -94,7 +96,7 @@ delete from subscriptions s using topics t
 where t.arn = s.topic and s.arn = %s and s.lane is not null returning {COLUMNS}"""
 
 SET_RAW: LiteralString = "update subscriptions set raw = %s where arn = %s"
-SET_SECRETS: LiteralString = "update subscriptions set secrets = %s where arn = %s"
+SET_SECRETS: LiteralString = "update subscriptions set sealed_secrets = %s, secret_count = %s where arn = %s"
 
 CONFIRMED: LiteralString = f"""
 select {COLUMNS} from subscriptions s join topics t on t.arn = s.topic where s.arn = any(%s) and s.lane is not null"""

@@ -6,20 +6,22 @@ import hashlib
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from psycopg import AsyncConnection
 
 from tidings import plugins
 from tidings.access import permissions
 from tidings.access.keys import Principal
-from tidings.db.pool import Pool, run, transaction
+from tidings.db.pool import Pool, borrowed, run, transaction
 from tidings.errors import CallerError
 from tidings.events import arn as arns
 from tidings.events.arn import SqsQueue
 from tidings.outgoing.guard import Guard, listeners
 from tidings.outgoing.urls import Refused
 from tidings.queues import table as queues
+from tidings.secrets import keyring
+from tidings.secrets.keyring import Keyring, SealedColumn
 from tidings.settings import Settings
 from tidings.topics import model, statements
 from tidings.topics.model import Subscription, invalid
@@ -29,6 +31,7 @@ from tidings.topics.service import PAGE, Topics
 if TYPE_CHECKING:
     from tidings.topics.confirming import Confirming
 
+WEBHOOK_SECRETS = SealedColumn("subscriptions", "sealed_secrets", "arn")
 _TOKEN_SECONDS = 3 * 24 * 3600.0
 _TOKEN_BYTES = 64
 
@@ -38,6 +41,7 @@ class Subscriptions:
         self._settings = settings
         self._pool = pool
         self._topics = topics
+        self._keyring = keyring.under(settings.secrets)
         self._guard = Guard(settings.outgoing, listeners(settings))
         self._confirming: Confirming | None = None
 
@@ -70,22 +74,24 @@ class Subscriptions:
                 raise no_topic()
             await connection.execute(statements.FORGET_UNCONFIRMED, [topic])
             row = await (await connection.execute(statements.FIND, [topic, protocol, endpoint])).fetchone()
-            found = subscription(row) if row else None
+            found = await subscription(connection, self._keyring, row) if row else None
             if found and found.confirmed:
                 if found.project != caller.project:
                     raise denied("Subscribe", topic)
                 if attributes and (found.raw, found.secrets) != (raw, secrets_):
                     raise invalid("Attributes: Subscription already exists with different attributes")
                 return found
+            arn = found.arn if found else f"{topic}:{uuid.uuid4()}"
             values = {
-                "arn": found.arn if found else f"{topic}:{uuid.uuid4()}",
+                "arn": arn,
                 "topic": topic,
                 "project": caller.project,
                 "owner": owner[0],
                 "protocol": protocol,
                 "endpoint": endpoint,
                 "raw": raw,
-                "secrets": list(secrets_),
+                "secrets": await self._sealed(connection, arn, secrets_),
+                "secret_count": len(secrets_),
                 "token": _hashed(token),
                 "seconds": _TOKEN_SECONDS,
                 "lane": None,
@@ -97,9 +103,7 @@ class Subscriptions:
                 await connection.execute(statements.SUBSCRIBE, values)
             else:
                 await connection.execute(statements.ASK_AGAIN, values)
-        made = Subscription(
-            str(values["arn"]), topic, caller.project, protocol, endpoint, raw, secrets_, False, protocol == "sqs", owner[1]
-        )
+        made = Subscription(arn, topic, caller.project, protocol, endpoint, raw, secrets_, False, protocol == "sqs", owner[1])
         if not made.confirmed:
             self.confirming.ask(True, made, token)
         return made
@@ -138,17 +142,19 @@ class Subscriptions:
             row = await (await connection.execute(statements.UNSUBSCRIBE, [arn])).fetchone()
             if row is None:
                 raise invalid("SubscriptionArn: the subscription is not confirmed; it ends by itself")
-            ended = subscription(row)
+            ended = await subscription(connection, self._keyring, row)
             if ended.protocol == "sqs":
                 return
+            again = f"{ended.topic}:{uuid.uuid4()}"
             values = {
-                "arn": f"{ended.topic}:{uuid.uuid4()}",
+                "arn": again,
                 "topic": ended.topic,
                 "project": ended.project,
                 "protocol": ended.protocol,
                 "endpoint": ended.endpoint,
                 "raw": ended.raw,
-                "secrets": list(ended.secrets),
+                "secrets": await self._sealed(connection, again, ended.secrets),
+                "secret_count": len(ended.secrets),
                 "token": _hashed(token),
                 "seconds": _TOKEN_SECONDS,
                 "lane": None,
@@ -159,14 +165,12 @@ class Subscriptions:
 
     async def list_subscriptions(self, caller: Principal, after: str) -> list[Subscription]:
         require(caller, permissions.SUBSCRIBE)
-        rows = await run(self._pool, statements.LIST_SUBSCRIPTIONS, [caller.project, after, PAGE + 1])
-        return [subscription(row) for row in await rows.fetchall()]
+        return await self._read(statements.LIST_SUBSCRIPTIONS, [caller.project, after, PAGE + 1])
 
     async def list_by_topic(self, caller: Principal, topic: str, after: str) -> list[Subscription]:
         require(caller, permissions.MANAGE_TOPICS, permissions.SUBSCRIBE)
         await self._topics.own(caller, topic, "ListSubscriptionsByTopic")
-        rows = await run(self._pool, statements.LIST_BY_TOPIC, [topic, after, PAGE + 1])
-        return [subscription(row) for row in await rows.fetchall()]
+        return await self._read(statements.LIST_BY_TOPIC, [topic, after, PAGE + 1])
 
     async def subscription(self, caller: Principal, arn: str) -> Subscription:
         """One that belongs to the caller's project: that which subscribed, or that of the topic."""
@@ -183,7 +187,10 @@ class Subscriptions:
         if name == "RawMessageDelivery":
             await run(self._pool, statements.SET_RAW, [model.boolean(name, value), arn])
         elif name == "WebhookSecrets":
-            await run(self._pool, statements.SET_SECRETS, [list(model.webhook_secrets(value)), arn])
+            secrets_ = model.webhook_secrets(value)
+            async with transaction(self._pool) as connection:
+                sealed = await self._sealed(connection, arn, secrets_)
+                await connection.execute(statements.SET_SECRETS, [sealed, len(secrets_), arn])
         else:
             raise not_served(name)
 
@@ -229,13 +236,25 @@ class Subscriptions:
             raise CallerError("SubscriptionLimitExceeded", f"The topic has {most} subscriptions: it can have no more.")
 
     async def _find_subscription(self, arn: str) -> Subscription | None:
-        row = await (await run(self._pool, statements.READ_SUBSCRIPTION, [arn])).fetchone()
-        return subscription(row) if row else None
+        found = await self._read(statements.READ_SUBSCRIPTION, [arn])
+        return found[0] if found else None
+
+    async def _read(self, statement: LiteralString, parameters: Sequence[Any]) -> list[Subscription]:
+        async with borrowed(self._pool) as connection:
+            rows = await (await connection.execute(statement, parameters)).fetchall()
+            return [await subscription(connection, self._keyring, row) for row in rows]
+
+    async def _sealed(self, connection: AsyncConnection[Any], arn: str, secrets_: Sequence[str]) -> bytes | None:
+        if not secrets_:
+            return None
+        return await self._keyring.seal_async(connection, WEBHOOK_SECRETS, arn, " ".join(secrets_).encode())
 
 
-def subscription(row: Sequence[Any]) -> Subscription:
-    arn, topic, project, protocol, endpoint, raw, secrets_, authenticated, confirmed, version = row
-    return Subscription(arn, topic, project, protocol, endpoint, raw, tuple(secrets_), authenticated, confirmed, version)
+async def subscription(connection: AsyncConnection[Any], ring: Keyring, row: Sequence[Any]) -> Subscription:
+    arn, topic, project, protocol, endpoint, raw, sealed, authenticated, confirmed, version = row
+    secrets_ = await ring.open_async(connection, WEBHOOK_SECRETS, arn, sealed) if sealed is not None else b""
+    opened = tuple(secrets_.decode().split())
+    return Subscription(arn, topic, project, protocol, endpoint, raw, opened, authenticated, confirmed, version)
 
 
 async def _new_lane(connection: AsyncConnection[Any], values: Mapping[str, Any]) -> int:

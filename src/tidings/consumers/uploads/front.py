@@ -28,6 +28,7 @@ from tidings.consumers.uploads.errors import UploadError
 from tidings.consumers.uploads.labels import Upload, key_of, metadata, named
 from tidings.db.pool import Pool, borrowed, transaction
 from tidings.errors import CallerError
+from tidings.secrets import keyring
 from tidings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Front:
     def __init__(self, settings: Settings, pool: Pool) -> None:
         self._settings = settings
         self._pool = pool
-        self._keys = KeyCache(pool)
+        self._keys = KeyCache(pool, keyring=keyring.under(settings.secrets))
         self._bucket = settings.uploads.bucket
         self._putting = places.s3(settings, _STORE_SECONDS, _TRIES)
         # Whoever removes holds a lock that consumers wait for: one try.

@@ -17,6 +17,7 @@ from tidings import log
 from tidings.consumers.uploads import places
 from tidings.consumers.uploads.front import Front
 from tidings.db.pool import make_pool
+from tidings.secrets import keyring
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 
@@ -28,8 +29,9 @@ def serve(settings: Settings) -> None:
     log.to_stderr(settings)
     host, port = settings.uploads.host, settings.uploads.port
     check_free(host, port, "TIDINGS_UPLOADS__HOST", "TIDINGS_UPLOADS__PORT")
-    _ = settings.database_url
+    keyring.check_at_start(settings.database_url, settings.secrets)
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
+    settings = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})  # read once, not in each worker
     run(partial(_load, settings), host, port, settings.api.workers)
 
 

@@ -1,0 +1,1 @@
+"""Numbered SQL files, and what one of them needs that SQL cannot do."""
