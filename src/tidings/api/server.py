@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from functools import partial
 
 from starlette.types import ASGIApp
@@ -20,6 +21,7 @@ from tidings.store.blobs import Blobs
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
     log.to_stderr(settings)
+    os.umask(0o077)  # blobs are nobody else's
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")

@@ -23,6 +23,7 @@ from tidings.changestream.retention import make_ahead
 from tidings.consumers.inventory import offsets
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
+from tidings.local.closing import close_to_others
 from tidings.local.consumers import KNOWS_BROKERS, Consumers
 from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
@@ -71,8 +72,10 @@ class Stack:
     def _start(self) -> None:
         if listens(self._ports["s3"]):
             raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
+        os.umask(0o077)  # for all that we and our children write
         self.data.mkdir(parents=True, exist_ok=True)
         self._claim_the_folder()
+        close_to_others(self.data)
         (self.data / "logs").mkdir(exist_ok=True)
         self._progress("PostgreSQL")
         self._postgres.start()
