@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
 import pytest
 
 from conftest import Running
@@ -52,6 +54,22 @@ def test_another_user_can_read_nothing_of_a_running_stack(stack: Running, tmp_pa
             path.chmod(path.stat().st_mode | 0o055)
         of_processes = [Path("/proc", str(pid), name) for pid in stack.ready["pids"].values() for name in ("environ", "cwd/.")]
         assert _readable_by_nobody([*paths, *of_processes, open_to_all]) == [str(open_to_all)]
+
+
+def test_what_a_stack_listens_on_is_reached_from_this_machine_alone(stack: Running) -> None:
+    up = psutil.Process(stack.pid("up"))
+    heard = {
+        (socket.laddr.ip, socket.laddr.port)
+        for process in (up, *up.children(recursive=True))
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    }
+    assert {
+        int(stack.ready[name].removesuffix("/metrics").rpartition(":")[2]) for name in ("s3", "grpc", "metrics", "pubsub")
+    } <= {port for _, port in heard}
+    assert [
+        place for place in heard if not (getattr(ip_address(place[0]), "ipv4_mapped", None) or ip_address(place[0])).is_loopback
+    ] == []
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o770])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -35,6 +36,9 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
     )
     cors_origins: tuple[str, ...] = Field(
         ("*",), description="web sites whose pages may call the API from a browser, as https://HOST; * is all, [] none"
+    )
+    metrics: Literal["off", "loopback", "open"] = Field(
+        "off", description="who may read /-/metrics, which asks for no key: nobody, this machine, or whoever reaches the port"
     )
     tls_certificate: Path | None = Field(None, description="a PEM file with the certificate and its chain; turns TLS on")
     tls_key: Path | None = Field(None, description="a PEM file with the certificate's private key, not encrypted")

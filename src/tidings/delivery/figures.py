@@ -106,9 +106,9 @@ class _Lags:
         yield from (state, owed, seconds)
 
 
-def serve(figures: Figures, port: int, connect: Callable[[], Connection]) -> None:
-    """Show them at this port, in a thread, as long as the process lives."""
+def serve(figures: Figures, host: str, port: int, connect: Callable[[], Connection]) -> None:
+    """Show them at this address, in a thread, as long as the process lives."""
     registry = CollectorRegistry()
     for collector in (figures, _Lags(connect)):
         registry.register(collector)
-    start_http_server(port, registry=registry)
+    start_http_server(port, host, registry)

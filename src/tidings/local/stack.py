@@ -152,6 +152,7 @@ class Stack:
             "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
+            "TIDINGS_API__METRICS": "loopback" if (asked := settings.load().api.metrics) == "off" else asked,
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_DELIVERY__METRICS_PORT": str(self._ports["metrics"]),
             "TIDINGS_DELIVERY__ARCHIVE": settings.load().delivery.archive or (self.data / "archive").as_uri(),
