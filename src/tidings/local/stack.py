@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from tidings import settings
+from tidings import audit, settings
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project, find_project
 from tidings.changestream.retention import make_ahead
@@ -199,6 +199,7 @@ class Stack:
         with psycopg.connect(self._postgres.url) as connection:
             project = find_project(connection, PROJECT) or create_project(connection, PROJECT)
             access_key_id, secret = create_key(connection, project)
+            audit.append(connection, audit.act_of_command("up", project, access_key_id))
         made = {"project": project, "access_key_id": access_key_id, "secret_access_key": secret}
         partial = file.with_suffix(".new")
         partial.touch(mode=0o600)
