@@ -32,7 +32,7 @@ _numbers = count(1)
 
 _SHARING = (
     *("test_commands", "test_clients", "test_bad_input", "test_operating", "test_unread_rules", "test_configuration_race"),
-    *("test_sns_stack", "test_traces", "test_data_folder", "test_down"),
+    *("test_sns_stack", "test_traces", "test_own_machine", "test_down"),
 )
 """Files whose tests share the fixture `stack`. It ends behind the last of them: idle, it takes a tenth of a core."""
 

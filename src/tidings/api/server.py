@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from functools import partial
 
 from starlette.types import ASGIApp
 
 from tidings import log, metrics
-from tidings.api import tls
+from tidings.api import exposure, tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
+
+_log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -29,6 +32,8 @@ def serve(settings: Settings) -> None:
     if settings.api.grpc_port:
         check_free(host, settings.api.grpc_port, "TIDINGS_API__HOST", "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
+    for sentence in exposure.warnings(settings.api, settings.outgoing):
+        _log.warning("%s", sentence)
     certificate, key = tls.files(settings.api)
     with metrics.shared():
         run(partial(_load, settings), host, port, settings.api.workers, certificate, key)

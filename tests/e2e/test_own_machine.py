@@ -1,4 +1,4 @@
-"""The data folder of a running stack: another user of the machine can read nothing of it."""
+"""A running stack on its machine: what other users can read of it, other machines reach, and tenants' webhooks may call."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import subprocess
 from ipaddress import ip_address
 from pathlib import Path
 
+import boto3
 import psutil
 import pytest
+from botocore.exceptions import ClientError
 
 from conftest import Running
 from tidings.local.closing import close_to_others
+from tidings.local.processes import free_port
 
 _CANARY = b"nobody else may read this" * 1000
 # `true` opens what it is given as its input, a file or a folder, and does nothing with it.
@@ -56,20 +59,40 @@ def test_another_user_can_read_nothing_of_a_running_stack(stack: Running, tmp_pa
         assert _readable_by_nobody([*paths, *of_processes, open_to_all]) == [str(open_to_all)]
 
 
+def _listening(*processes: psutil.Process) -> set[tuple[str, int]]:
+    sockets = (socket for process in processes for socket in process.net_connections("inet"))
+    return {(socket.laddr.ip, socket.laddr.port) for socket in sockets if socket.status == psutil.CONN_LISTEN}
+
+
+def _ports(stack: Running) -> set[int]:
+    """Those that its ready file tells of."""
+    return {int(stack.ready[name].removesuffix("/metrics").rpartition(":")[2]) for name in ("s3", "grpc", "metrics", "pubsub")}
+
+
+def test_no_port_of_the_stack_itself_can_be_a_webhook(stack: Running) -> None:
+    """Whatever its processes listen on, the JVM's ports and the figures among them. A listener beside it can."""
+    below = psutil.Process(stack.pid("up")).children(recursive=True)
+    ports = {port for _, port in _listening(*below)}
+    assert _listening(*(process for process in below if process.name() == "java"))
+    assert _ports(stack) <= ports
+    ready = stack.ready
+    key = {"aws_access_key_id": ready["access_key_id"], "aws_secret_access_key": ready["secret_access_key"]}
+    sns = boto3.client("sns", endpoint_url=ready["s3"], region_name=ready["region"], **key)
+    topic = sns.create_topic(Name="own-ports")["TopicArn"]
+    for port in sorted(ports):
+        for host in ("127.0.0.1", "[::1]", "[::ffff:127.0.0.1]"):
+            with pytest.raises(ClientError, match="this service itself listens there"):
+                sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=f"http://{host}:{port}/")
+    sns.subscribe(TopicArn=topic, Protocol="http", Endpoint=f"http://127.0.0.1:{free_port()}/")
+    sns.delete_topic(TopicArn=topic)
+
+
 def test_what_a_stack_listens_on_is_reached_from_this_machine_alone(stack: Running) -> None:
     up = psutil.Process(stack.pid("up"))
-    heard = {
-        (socket.laddr.ip, socket.laddr.port)
-        for process in (up, *up.children(recursive=True))
-        for socket in process.net_connections("inet")
-        if socket.status == psutil.CONN_LISTEN
-    }
-    assert {
-        int(stack.ready[name].removesuffix("/metrics").rpartition(":")[2]) for name in ("s3", "grpc", "metrics", "pubsub")
-    } <= {port for _, port in heard}
-    assert [
-        place for place in heard if not (getattr(ip_address(place[0]), "ipv4_mapped", None) or ip_address(place[0])).is_loopback
-    ] == []
+    heard = _listening(up, *up.children(recursive=True))
+    assert _ports(stack) <= {port for _, port in heard}
+    addresses = {address: ip_address(address) for address, _ in heard}
+    assert [text for text, each in addresses.items() if not (getattr(each, "ipv4_mapped", None) or each).is_loopback] == []
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o770])
