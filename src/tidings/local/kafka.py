@@ -43,7 +43,7 @@ from tidings.local.processes import die_with_parent, end
 
 PARTITIONS = 4
 """Of a topic for which nobody says how many."""
-TOKEN_VARIABLE = "TIDINGS_BROKERS_TOKEN"
+TOKEN_VARIABLE = "TIDINGS_BROKERS_TOKEN"  # noqa: S105 the name of a variable
 """What whoever controls the brokers must know."""
 _MAX_LINE = 64 * 1024
 _PRODUCER = 0

@@ -22,7 +22,7 @@ from tidings.topics.settings import TopicsSettings
 
 _BITS = 2048
 _YEARS = 10
-_HASHES: dict[int, hashes.HashAlgorithm] = {1: hashes.SHA1(), 2: hashes.SHA256()}
+_HASHES: dict[int, hashes.HashAlgorithm] = {1: hashes.SHA1(), 2: hashes.SHA256()}  # noqa: S303 what SNS's version 1 is
 _PATH = "/SimpleNotificationService-"
 """As at AWS, whose verifiers look for it. It has capitals, so it is nobody's bucket."""
 
