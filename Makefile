@@ -8,7 +8,7 @@ BENCH_READY := $(VENV)/.ready-bench
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test pytest chaos cluster bench check clean
+.PHONY: help demo run test pytest chaos cluster bench lock sbom check clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -45,6 +45,12 @@ cluster: $(READY) ## the pipeline's tests, on a Spark standalone cluster of two 
 
 bench: $(BENCH_READY) ## measure, print a table, write bench/latest.json
 	@$(BIN)/python -m bench
+
+lock: $(READY) ## requirements.lock anew: every distribution of production with its hashes, from constraints.txt
+	@$(BIN)/python -m tools.lock
+
+sbom: $(READY) ## dist/sbom.json (CycloneDX) and dist/licences.txt, of what requirements.lock names
+	@$(BIN)/python -m tools.sbom dist
 
 check: $(READY) ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .

@@ -191,6 +191,7 @@ def files_webhook(database_url: str, folder: Path, trusted: str, **environment: 
     settings = {
         "TIDINGS_DATABASE__URL": database_url,
         "TIDINGS_FILES__PORT": str(port),
+        "TIDINGS_API__METRICS": "loopback",
         "TIDINGS_FILES__TRUSTED": json.dumps([trusted]),
         "AWS_RESOURCE_CONFIG": allowlist(),
         **environment,

@@ -102,7 +102,7 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
         Pipeline(spark, settings).warm_up()
         figures = Figures()
         if settings.delivery.metrics_port:
-            serve_figures(figures, settings.delivery.metrics_port, lambda: connect(settings))
+            serve_figures(figures, settings.delivery.metrics_host, settings.delivery.metrics_port, lambda: connect(settings))
         stream = Stream(spark, settings, rebase, figures)
         made(stream)
         stream.run(started)

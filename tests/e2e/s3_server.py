@@ -104,6 +104,7 @@ def s3_server(database_url: str, folder: Path, **environment: str) -> Iterator[S
         "TIDINGS_DATABASE__URL": database_url,
         "TIDINGS_STORE__BLOBS": f"file://{folder}/blobs",
         "TIDINGS_API__PORT": str(port),
+        "TIDINGS_API__METRICS": "loopback",
         "TIDINGS_BUCKET_EVENTING__PROJECTS": "*",
         **environment,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from s3_server import Server, request, s3_server
 
 import canary
+from tidings.api.figures import ApiFigures, may_read
+from tidings.db.pool import make_pool
 from tidings.local import pubsub
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
-from waiting import PATIENCE_SECONDS
+from tidings.settings import Settings
+from waiting import PATIENCE_SECONDS, until
 
 CONFIGURATION = """<NotificationConfiguration><TopicConfiguration><Topic>arn:gcp:pubsub::my-project:{topic}</Topic>
 <Event>s3:ObjectCreated:*</Event></TopicConfiguration></NotificationConfiguration>"""
@@ -40,6 +45,10 @@ def figures(server: Server) -> dict[str, float]:
         for family in text_string_to_metric_families(scraped(server))
         for sample in family.samples
     }
+
+
+def of_database(seen: dict[str, float]) -> list[str]:
+    return [name for name in seen if "configurations" in name or "lane" in name]
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +133,42 @@ def test_without_the_database_its_figures_are_left_out_and_the_counts_are_there(
             assert request(server, "PUT", "/bucket").status == 200
             assert figures(server)["tidings_notification_configurations{}"] == 0
             postgres.stop()
-            seen = figures(server)
-            assert seen["tidings_requests_total{operation=CreateBucket,status_class=2xx}"] == 1
-            assert not [name for name in seen if "configurations" in name or "lane" in name]
+            until(lambda: not of_database(figures(server)), "what the database said is old")
+            assert figures(server)["tidings_requests_total{operation=CreateBucket,status_class=2xx}"] == 1
     finally:
         postgres.stop()
+
+
+def _status(server: Server, **headers: str) -> int:
+    asked = urllib.request.Request(f"{server.endpoint}/-/metrics", headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+@pytest.mark.parametrize(("setting", "here", "through_a_proxy"), [("", 404, 404), ("loopback", 200, 404), ("open", 200, 200)])
+def test_figures_are_shown_to_nobody_unless_the_operator_says_to_whom(
+    database_url: str, tmp_path: Path, setting: str, here: int, through_a_proxy: int
+) -> None:
+    with s3_server(database_url, tmp_path, TIDINGS_API__METRICS=setting or Settings().api.metrics) as server:
+        assert (_status(server), _status(server, **{"X-Forwarded-For": "192.0.2.1"})) == (here, through_a_proxy)
+
+
+@pytest.mark.parametrize("client", ["192.0.2.1", "10.0.0.1", "::ffff:192.0.2.1", "", "localhost"])
+def test_who_is_not_on_this_machine_is_not_on_loopback(client: str) -> None:
+    assert not may_read("loopback", client, {})
+    assert all(may_read("loopback", here, {}) for here in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"))
+
+
+def test_the_database_is_asked_once_for_many_questions(database_url: str) -> None:
+    async def ask() -> tuple[int, float]:
+        async with make_pool(database_url, 2) as pool:
+            shown, began = ApiFigures(pool), time.monotonic()
+            texts = {await shown.shown() for _ in range(200)}
+            assert all(b"tidings_notification_configurations" in text for text in texts)
+            return pool.get_stats()["requests_num"], time.monotonic() - began
+
+    asked, seconds = asyncio.run(ask())
+    assert asked <= 1 + seconds / 5

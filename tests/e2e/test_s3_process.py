@@ -113,3 +113,15 @@ def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_nothing(database_
         assert "File too large" in server.log
         assert request(server, "PUT", "/bucket/small", body=small).status == 200
         assert request(server, "GET", "/bucket/key").body == large
+
+
+def test_a_server_on_a_public_address_warns_of_what_is_meant_for_one_machine(database_url: str, tmp_path: Path) -> None:
+    allowed = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
+    with s3_server(database_url, tmp_path, TIDINGS_API__HOST="0.0.0.0", **allowed) as server:
+        log = (server.folder / "server.log").read_text()
+    for words in (
+        "on 0.0.0.0 without TLS",
+        "webhooks may call this machine itself (127.0.0.0/8)",
+        "TIDINGS_OUTGOING__ALLOW_HTTP",
+    ):
+        assert log.count(words) == 1, words

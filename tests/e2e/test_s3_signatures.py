@@ -37,6 +37,7 @@ def server(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
         fresh_database(postgres, "s3_signatures"),
         tmp_path_factory.mktemp("s3"),
         TIDINGS_API__DOMAINS='["s3.localhost", "localhost"]',
+        TIDINGS_API__CORS_ORIGINS='["*"]',
     ) as running:
         assert request(running, "PUT", "/bucket").status == 200
         yield running

@@ -21,6 +21,7 @@ from tidings.consumers.uploads.consuming import Outcome
 from tidings.local.postgres import Postgres
 
 MOST = 30_000_000
+_PAGES = {"TIDINGS_API__CORS_ORIGINS": '["https://app.example"]'}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def made(server: Server) -> Place:
 
 @pytest.fixture(scope="module")
 def served(made: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, int]]:
-    with front(made, tmp_path_factory.mktemp("served"), TIDINGS_UPLOADS__MAX_BYTES=str(MOST)) as (client, process):
+    with front(made, tmp_path_factory.mktemp("served"), TIDINGS_UPLOADS__MAX_BYTES=str(MOST), **_PAGES) as (client, process):
         yield client, process.pid
 
 
@@ -223,8 +224,8 @@ def test_what_is_not_served_is_a_clear_refusal(client: httpx.Client, method: str
     assert (answer.status_code, answer.json()["success"]) == (status, False)
 
 
-def test_a_page_of_another_site_may_ask(client: httpx.Client) -> None:
+def test_a_page_of_a_site_that_the_operator_names_may_ask(client: httpx.Client) -> None:
     asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
-    assert client.options("/api/uploads", headers=asked).headers["access-control-allow-origin"] == "*"
+    assert client.options("/api/uploads", headers=asked).headers["access-control-allow-origin"] == "https://app.example"
     seen = client.get("/api/uploads", headers={"origin": "https://app.example"})
-    assert seen.headers["access-control-allow-origin"] == "*"
+    assert seen.headers["access-control-allow-origin"] == "https://app.example"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -370,3 +372,30 @@ def test_brokers_that_are_slow_are_waited_for(brokers, topic, run):
     began = time.monotonic()
     assert run(destination.send(messages(1), 10)) == [SENT]
     assert time.monotonic() - began >= 0.4
+
+
+def test_the_control_port_obeys_nobody_without_the_token_not_even_in_the_shape_of_a_browser(brokers: kafka.Running) -> None:
+    place = brokers.address.rpartition("@")[2]
+    host, _, port = place.partition(":")
+    down = b'{"fault": "down"}\n'
+    head = b"POST / HTTP/1.1\r\nHost: " + place.encode() + b"\r\nContent-Type: text/plain\r\nOrigin: https://evil.example\r\n"
+    token = brokers.address.rpartition("@")[0].encode()
+    shapes = (
+        head + b"Content-Length: 18\r\n\r\n" + down,
+        down,
+        b'{"fault": "down", "token": ""}\n',
+        b'["fault"]\n',
+        b"\n" + down,
+    )
+    with_token = head + b'\r\n{"fault": "down", "token": "' + token + b'"}\n'  # what follows a wrong line is not read
+    for sent in (*shapes, with_token):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert connection.recv(1000) == b""
+    with pytest.raises(OperatorError, match="hung up"):
+        kafka.set_fault(f"wrong@{place}", "down")
+    first = brokers.bootstrap.partition(",")[0].rpartition(":")
+    socket.create_connection((first[0], int(first[2])), timeout=30).close()  # they are up
+    assert kafka.ask(brokers.address)["bootstrap"] == brokers.bootstrap

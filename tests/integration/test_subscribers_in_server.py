@@ -44,7 +44,12 @@ def test_a_server_has_its_subscribers_from_its_start_to_its_end(
 ) -> None:
     async def serve() -> None:
         app: Any = create_app(
-            Settings(database={"url": database_url}, store={"blobs": f"file://{tmp_path}"}, subscribers={"log": True})
+            Settings(
+                database={"url": database_url},
+                store={"blobs": f"file://{tmp_path}"},
+                subscribers={"log": True},
+                api={"metrics": "loopback"},
+            )
         )
         async with (
             running(app),

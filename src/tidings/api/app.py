@@ -17,14 +17,13 @@ from tidings.api import hosts, tracing
 from tidings.api.aws import Aws, Front
 from tidings.api.catalog import PREFIX as _CATALOG
 from tidings.api.catalog import CatalogFront
+from tidings.api.figures import HIDDEN, ApiFigures, may_read
 from tidings.api.links import Links
 from tidings.api.parts import Parts
 from tidings.api.s3 import S3
 from tidings.api.sns import Sns
 from tidings.api.sqs import Sqs
 from tidings.db.pool import make_pool
-from tidings.delivery.lag import lag
-from tidings.rules.counted import configurations
 from tidings.rules.lookup import cache_for
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
@@ -49,6 +48,7 @@ class _App:
         self._aws: Aws | None = None
         self._links: Links | None = None
         self._catalog: CatalogFront | None = None
+        self._figures: ApiFigures | None = None
         self._grpc = _grpc_front(settings)
         self._front: ASGIApp = self._serve
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
@@ -85,6 +85,7 @@ class _App:
         try:
             self._parts = Parts.over(self._settings, pool, blobs, cache, subscribers.publish)
             self._s3 = S3(self._parts)
+            self._figures = ApiFigures(pool)
             self._aws = Aws(self._parts, _fronts(self._parts))
             self._links = Links(self._parts.subscriptions)
             self._catalog = CatalogFront(self._parts)
@@ -129,17 +130,11 @@ class _App:
             return PlainTextResponse("the database does not answer\n", 503)
         return PlainTextResponse("ready\n")
 
-    async def _metrics(self, _: Request) -> Response:
-        """The counts are ours and always there; what only the database knows is left out while it does not answer."""
-        assert self._parts is not None
-        gauges = []
-        try:
-            async with asyncio.timeout(_READY_SECONDS), self._parts.pool.connection(_READY_SECONDS) as connection:
-                lanes = await lag(connection)
-                gauges = metrics.of_database(await configurations(connection), lanes.by_state, lanes.oldest_behind_seconds)
-        except (psycopg.Error, TimeoutError):
-            pass
-        return Response(metrics.exposition(gauges), media_type=metrics.CONTENT_TYPE)
+    async def _metrics(self, request: Request) -> Response:
+        assert self._figures is not None
+        if not may_read(self._settings.api.metrics, request.client.host if request.client else "", request.headers):
+            return PlainTextResponse(HIDDEN, 404)
+        return Response(await self._figures.shown(), media_type=metrics.CONTENT_TYPE)
 
 
 def _fronts(parts: Parts) -> dict[str, Front]:

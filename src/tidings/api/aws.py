@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
@@ -15,7 +16,7 @@ from typing import Protocol
 from tidings import metrics
 from tidings.access import sigv4
 from tidings.access.keys import Principal
-from tidings.api import cors, errors, hosts, tracing
+from tidings.api import acts, cors, errors, hosts, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.response import Response, Send, closed
@@ -39,12 +40,18 @@ class Call:
     body: bytes
     url: str
     receive: Receive = field(repr=False)
+    source_ip: str = ""
     operation: str = "unknown"
     """For the metrics; the front sets it, to one of a fixed set of names."""
 
     @property
     def project(self) -> str:
         return self.principal.project
+
+    def act(self, parts: Parts, service: str, target: str) -> AbstractAsyncContextManager[None]:
+        """Around what serves it, once its operation is known."""
+        place = (self.project, self.source_ip, target, self.id)
+        return acts.act(parts.pool, service, self.operation, self.principal, *place)
 
     async def closed(self) -> None:
         """Returns when the caller has gone away."""
@@ -112,6 +119,7 @@ class Aws:
             content,
             f"{scope.get('scheme', 'http')}://{hosts.host(raw_headers)}",
             receive,
+            scope["client"][0] if scope.get("client") else "",
         )
 
 

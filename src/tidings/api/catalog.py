@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 from tidings import metrics
 from tidings.access.permissions import SUBSCRIBE
-from tidings.api import catalog_calls, catalog_subscriptions, cors, errors, tracing
+from tidings.api import acts, catalog_calls, catalog_subscriptions, cors, errors, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.catalog_calls import Found
 from tidings.api.parts import Parts
@@ -48,9 +48,13 @@ class CatalogFront:
             else:
                 found = self._found(scope["method"], scope["raw_path"])
                 operation = found.name
-                repository, caller = await self._verified(scope, found.action, request_id)
-                call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body))
-                response = _answer(await found.serve(self._parts.catalog, call))
+                repository, caller, allowed = await self._verified(scope, found.action, request_id)
+                place = (repository, caller.source_ip, scope["path"].rpartition("/")[2], request_id)
+                async with acts.act(self._parts.pool, "catalog", found.name, caller.name, *place):
+                    if not allowed:
+                        raise CatalogError("FORBIDDEN", f"The key does not allow {found.action}.")
+                    call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body))
+                    response = _answer(await found.serve(self._parts.catalog, call))
         except Exception as error:
             problem = errors.as_caller_error(error, scope["method"], f"catalog:{operation}", request_id)
             response = _refusal(problem, scope["method"])
@@ -70,23 +74,21 @@ class CatalogFront:
             return catalog_subscriptions.find(self._parts, method, below[:-1])
         return catalog_calls.find(method, _segments(raw_path, _API))
 
-    async def _verified(self, scope: Scope, action: str, request_id: str) -> tuple[str, Caller]:
-        """The repository that the request is for, and who makes it."""
+    async def _verified(self, scope: Scope, action: str, request_id: str) -> tuple[str, Caller, bool]:
+        """The repository that the request is for, who makes it, and whether they may."""
         anonymous = self._parts.settings.catalog.anonymous_project
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         client = scope["client"][0] if scope.get("client") else ""
         if not given and anonymous and action != SUBSCRIBE:
-            return anonymous, Caller("", (), client, request_id, datetime.now(UTC), tracing.verified(scope))
+            return anonymous, Caller("", (), client, request_id, datetime.now(UTC), tracing.verified(scope)), True
         scheme, _, key = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
         principal = await self._parts.keys.find_by_api_key(key.strip()) if scheme.lower() == "bearer" else None
         if principal is None:
             sentence = "The API key is missing or not valid: send one as `Authorization: Bearer API_KEY`."
             raise CatalogError("UNAUTHORIZED", sentence).with_headers(www_authenticate="Bearer")
-        if not principal.grant.allows_beside_buckets(action, time.time()):
-            raise CatalogError("FORBIDDEN", f"The key does not allow {action}.")
         trace = tracing.verified(scope)
         caller = Caller(principal.access_key_id, principal.roles, client, request_id, datetime.now(UTC), trace)
-        return principal.project, caller
+        return principal.project, caller, principal.grant.allows_beside_buckets(action, time.time())
 
 
 def _segments(raw_path: bytes, prefix: bytes) -> tuple[str, ...]:

@@ -47,8 +47,7 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
         return _shown(wanted.to_json())
 
     async def delete(_catalog: Catalog, call: Call) -> Any:
-        async with parts.pool.connection() as connection:
-            await subscriptions.delete(connection, call.repository, segments[0])
+        await subscriptions.delete(parts.pool, call.repository, segments[0])
 
     match (method, len(segments)):
         case ("GET", 0):

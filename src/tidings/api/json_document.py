@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidings.api.acts import named
 from tidings.errors import CallerError
 
 MAX_DEPTH = 32
@@ -43,6 +44,10 @@ class Document:
         """Refuse a member that is not among these: passed over, it might change what is meant."""
         if unknown := sorted(set(self._values) - names):
             raise self._refuse(UNKNOWN, f"{unknown[0][:100]!r} is not served here: leave it out.")
+
+    def named(self) -> str:
+        """What the audit log says of it."""
+        return named(self._values)
 
     def text(self, name: str) -> str:
         found = self.optional_text(name)

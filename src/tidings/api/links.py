@@ -10,9 +10,11 @@ from urllib.parse import parse_qs
 
 from tidings import metrics
 from tidings.api import errors, query, sns
+from tidings.api.acts import named
 from tidings.api.body import Receive
 from tidings.api.response import Response, Send
 from tidings.api.s3 import Scope
+from tidings.audit import Act, acting
 from tidings.errors import CallerError
 from tidings.topics.subscribing import Subscriptions
 
@@ -43,7 +45,7 @@ class Links:
             elif operation == "Certificate":
                 response = await self._certificate(scope["path"])
             else:
-                response = await self._link(scope["query_string"], request_id)
+                response = await self._link(scope, request_id)
         except Exception as error:
             problem = errors.as_caller_error(error, scope["method"], f"sns:{operation}", request_id)
             response = query.refusal(sns.NAMESPACE, problem, request_id)
@@ -51,13 +53,16 @@ class Links:
         metrics.answered(f"sns:{operation}", response.status)
         await response.send(receive, send)
 
-    async def _link(self, raw_query: bytes, request_id: str) -> Response:
-        fields = query.read(raw_query)
-        action = sns.need(fields, "Action")
-        if action == "ConfirmSubscription":
-            return query.answer(sns.NAMESPACE, action, await sns.confirm(self._subscriptions, fields), request_id)
-        await self._subscriptions.unsubscribe(None, sns.need(fields, "SubscriptionArn"))
-        return query.answer(sns.NAMESPACE, action, None, request_id)
+    async def _link(self, scope: Scope, request_id: str) -> Response:
+        fields = query.read(scope["query_string"])
+        action, target = sns.need(fields, "Action"), named(fields)
+        project, address = target.split(":")[4:5], scope["client"][0] if scope.get("client") else ""
+        # Written down if it changes something: what a stranger tries is not.
+        with acting(Act(f"sns:{action}", "link", address, project[0] if project else None, target, request_id)):
+            if action == "ConfirmSubscription":
+                return query.answer(sns.NAMESPACE, action, await sns.confirm(self._subscriptions, fields), request_id)
+            await self._subscriptions.unsubscribe(None, sns.need(fields, "SubscriptionArn"))
+            return query.answer(sns.NAMESPACE, action, None, request_id)
 
     async def _certificate(self, path: str) -> Response:
         certificate = await self._subscriptions.confirming.certificate(path)

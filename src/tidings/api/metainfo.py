@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tidings.access.keys import Principal, find_by_api_key
+from tidings.api import acts
 from tidings.api import metainfo_pb2 as pb
 from tidings.api.parts import Parts
 from tidings.errors import CallerError, Precondition
@@ -75,7 +76,10 @@ class Metainfo:
         async def put(bucket: str) -> None:
             await self._parts.notifications.put(caller, bucket, read, request_id=request_id, host_id=self._host_id)
 
-        await _with_bucket(request.name, put)
+        name = "PutBucketNotificationConfiguration"
+        place = (caller.project, context.peer(), request.name.decode("utf-8", "replace"), request_id)
+        async with acts.act(self._parts.pool, "grpc", name, caller, *place):
+            await _with_bucket(request.name, put)
         return pb.PutBucketNotificationConfigurationResponse()
 
     async def _get(self, data: bytes, context: Any, _request_id: str) -> Any:

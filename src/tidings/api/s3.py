@@ -11,7 +11,7 @@ from typing import Any
 
 from tidings import metrics
 from tidings.access import policy, sigv4
-from tidings.api import cors, errors, hosts, operations, post, tracing
+from tidings.api import acts, cors, errors, hosts, operations, post, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.request import Request, target
@@ -87,9 +87,11 @@ class S3:
             return await post.serve_post(self._parts, post.accepted(form, request, url, now))
         operation = operations.find(method, request.target, request.headers)
         scope["tidings.operation"] = operation.name
-        operations.check(operation, request)
-        _check_owner(request)
-        return await operation.serve(self._parts, request)
+        place = (request.project, request.source_ip, request.bucket, request_id)
+        async with acts.act(self._parts.pool, "s3", operation.name, request.principal, *place):
+            operations.check(operation, request)
+            _check_owner(request)
+            return await operation.serve(self._parts, request)
 
 
 def _named(access_key_id: str) -> dict[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 from functools import partial
 
 from starlette.types import ASGIApp
 
 from tidings import log, metrics
-from tidings.api import tls
+from tidings.api import exposure, tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
@@ -17,10 +19,13 @@ from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
 
+_log = logging.getLogger(__name__)
+
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
     log.to_stderr(settings)
+    os.umask(0o077)  # blobs are nobody else's
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
@@ -29,6 +34,8 @@ def serve(settings: Settings) -> None:
         check_free(host, settings.api.grpc_port, "TIDINGS_API__HOST", "TIDINGS_API__GRPC_PORT")
     _check_settings(settings)
     settings = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})  # read once, not in each worker
+    for sentence in exposure.warnings(settings.api, settings.outgoing):
+        _log.warning("%s", sentence)
     certificate, key = tls.files(settings.api)
     with metrics.shared():
         run(partial(_load, settings), host, port, settings.api.workers, certificate, key)

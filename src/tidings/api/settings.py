@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -11,12 +12,7 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:[0-9]{1,5})?|[a-z][a-
 
 
 class ApiSettings(BaseModel, frozen=True, extra="forbid"):
-    """The HTTP front.
-
-    Every origin may call by default, because nothing here hangs on what a browser adds by itself: there are no cookies, and
-    each request needs a signature, which a page has only if it was given one. What a page of another site can do with the
-    answers it may see, anybody can do without a browser.
-    """
+    """The HTTP front. Pages of other sites may not call it unless the operator names them."""
 
     host: str = Field("127.0.0.1", description="the address that the S3 API listens on")
     port: int = Field(9000, ge=0, le=65535, description="its port; 0 takes any free one")
@@ -34,7 +30,10 @@ class ApiSettings(BaseModel, frozen=True, extra="forbid"):
         ("localhost", "s3.localhost"), description="names of the service, in front of which a bucket's name may stand"
     )
     cors_origins: tuple[str, ...] = Field(
-        ("*",), description="web sites whose pages may call the API from a browser, as https://HOST; * is all, [] none"
+        (), description="web sites whose pages may call the API from a browser, as https://HOST; * is all; none by default"
+    )
+    metrics: Literal["off", "loopback", "open"] = Field(
+        "off", description="who may read /-/metrics, which asks for no key: nobody, this machine, or whoever reaches the port"
     )
     tls_certificate: Path | None = Field(None, description="a PEM file with the certificate and its chain; turns TLS on")
     tls_key: Path | None = Field(None, description="a PEM file with the certificate's private key, not encrypted")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from tidings.access.keys import Principal
 from tidings.api import query
+from tidings.api.acts import named
 from tidings.api.aws import Call
 from tidings.api.parts import Parts
 from tidings.api.response import Response
@@ -51,7 +52,7 @@ class Sns:
             "SetSubscriptionAttributes": self._set_subscription_attributes,
         }
 
-    async def serve(self, parts: Parts, call: Call) -> Response:  # noqa: ARG002
+    async def serve(self, parts: Parts, call: Call) -> Response:
         if call.path != "/" or call.method not in ("GET", "POST"):
             raise CallerError("InvalidAction", f"{call.method[:20]} {call.path[:100]} is not served: POST a form to /.")
         fields = query.read(call.body if call.method == "POST" else call.query.encode("latin-1"))
@@ -60,7 +61,8 @@ class Sns:
         if serve is None or fields.get("Version", VERSION) != VERSION:
             raise CallerError("InvalidAction", f"The action {action[:100]!r} is not served, or not in version {VERSION}.")
         call.operation = action
-        return query.answer(NAMESPACE, action, await serve(call.principal, fields), call.id)
+        async with call.act(parts, "sns", named(fields)):
+            return query.answer(NAMESPACE, action, await serve(call.principal, fields), call.id)
 
     def refused(self, problem: CallerError, request_id: str) -> Response:
         return query.refusal(NAMESPACE, problem, request_id)

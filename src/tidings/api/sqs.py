@@ -77,7 +77,8 @@ class Sqs:
         call.operation = name
         asked = Document.parse(call.body, _refuse)
         asked.only(operation.parameters)
-        answer = await operation.serve(parts, call, asked)
+        async with call.act(parts, "sqs", asked.named()):
+            answer = await operation.serve(parts, call, asked)
         return Response(200, {"content-type": _TYPE}, b"{}" if answer is None else json.dumps(answer).encode())
 
     def refused(self, problem: CallerError, request_id: str) -> Response:  # noqa: ARG002

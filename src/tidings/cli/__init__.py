@@ -10,6 +10,7 @@ import typer
 from tidings import log
 from tidings.cli import (
     access,
+    audit,
     buckets,
     catalog,
     consume,
@@ -56,6 +57,7 @@ app.add_typer(projects.app, name="project")
 app.add_typer(buckets.app, name="bucket")
 app.add_typer(access.app, name="access")
 app.add_typer(secrets.app, name="secrets")
+app.add_typer(audit.app, name="audit")
 app.add_typer(rules.app, name="rules")
 app.add_typer(topics.app, name="topic")
 app.add_typer(catalog.app, name="catalog")

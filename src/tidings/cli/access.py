@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, out, say
 from tidings.errors import OperatorError
@@ -49,6 +50,7 @@ def _limit(
 
 
 @app.command()
+@audited("access create")
 def create(
     project: Annotated[str, typer.Option(help="The project's public id, or its name.")],
     action: Actions = None,
@@ -60,6 +62,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key for a project, in two forms: an API key, and an access key for S3. The secret is shown only now."""
+    from tidings import audit
     from tidings.access import api_keys
     from tidings.access.permissions import ACTIONS
     from tidings.access.projects import find_project
@@ -67,10 +70,12 @@ def create(
     limit = _limit(None, bucket, prefix, not_before, not_after)
     with database() as connection:
         made = api_keys.create(connection, find_project(connection, project) or project, action or ACTIONS, limit, role or ())
+        audit.about(made.access_key_id)
     _show(made, as_json)
 
 
 @app.command()
+@audited("access restrict")
 def restrict(
     key: Key,
     action: Actions = None,
@@ -81,6 +86,7 @@ def restrict(
     as_json: AsJson = False,
 ) -> None:
     """Make a narrower key of a key. When the key is revoked, so is what was made of it."""
+    from tidings import audit
     from tidings.access import api_keys
     from tidings.access.macaroons import Caveat
 
@@ -89,6 +95,7 @@ def restrict(
         raise OperatorError("Say what the new key is limited to: --action, --bucket, --prefix, --not-before, --not-after.")
     with database() as connection:
         made = api_keys.restrict(connection, key, limit)
+        audit.about(made.access_key_id, api_keys.inspect(connection, key).project)
     _show(made, as_json)
 
 
@@ -109,12 +116,16 @@ def inspect(key: Key, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@audited("access revoke")
 def revoke(key: Key, as_json: AsJson = False) -> None:
     """End a key and every key that was made of it, within five seconds."""
+    from tidings import audit
     from tidings.access import api_keys
 
     with database() as connection:
+        known = api_keys.inspect(connection, key)
         api_keys.revoke(connection, key)
+        audit.about(known.access_key_id or "an API key", known.project)
     say(
         as_json,
         {"revoked": True},

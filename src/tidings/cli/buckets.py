@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.printing import AsJson, counting, say
 
 app = typer.Typer(help="Buckets, beyond what the S3 API offers.", no_args_is_help=True)
@@ -15,6 +16,7 @@ Project = Annotated[str, typer.Option("--project", help="The project's name or p
 
 
 @app.command()
+@audited("bucket empty", "name")
 def empty(name: str, project: Project, as_json: AsJson = False) -> None:
     """Remove every version of every object. Each removal is a change, and reaches who asked for it."""
     from tidings import bootstrap
@@ -24,6 +26,7 @@ def empty(name: str, project: Project, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@audited("bucket delete", "name")
 def delete(
     name: str,
     project: Project,

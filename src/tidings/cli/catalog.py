@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, out, say
 from tidings.cli.rules import mistakes
@@ -29,6 +30,7 @@ _COLUMNS = ("project", "name", "destination", "types", "filter", "format", "lane
 
 
 @app.command()
+@audited("catalog subscribe", "name")
 def subscribe(
     name: Name,
     to: Annotated[str, typer.Option(help="Where events go, as an ARN: arn:tidings:kafka::CLUSTER:TOPIC, for one.")],
@@ -57,6 +59,7 @@ def subscribe(
 
 
 @app.command()
+@audited("catalog unsubscribe", "name")
 def unsubscribe(name: Name, project: Project = "default", as_json: AsJson = False) -> None:
     """End a subscription. What it was still owed is discarded."""
     from tidings.access.projects import existing_project

@@ -13,15 +13,25 @@ if TYPE_CHECKING:
     from psycopg import Connection
 
 
+_NO_TABLES = "The database has no tables of Tidings yet: run `tidings migrate` first."
+
+
 @contextmanager
 def database() -> Iterator[Connection]:
-    """A connection for one command."""
+    """A connection for one command. What it commits in the end is in the audit log, if the command is an act."""
     from psycopg.errors import UndefinedTable
+    from psycopg.pq import TransactionStatus
 
+    from tidings import audit
     from tidings.db.connecting import connect_once
 
     with connect_once(settings_module.load().database_url) as connection:
         try:
             yield connection
-        except UndefinedTable:
-            raise OperatorError("The database has no tables of Tidings yet: run `tidings migrate` first.") from None
+            audit.append_current(connection)
+        except BaseException as error:
+            if connection.info.transaction_status is not TransactionStatus.IDLE:
+                audit.rolled_back()
+            if isinstance(error, UndefinedTable):
+                raise OperatorError(_NO_TABLES) from None
+            raise

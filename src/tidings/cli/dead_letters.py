@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, out, progress_bar, say
 from tidings.errors import OperatorError
@@ -85,6 +86,7 @@ def show(
 
 
 @app.command()
+@audited("dead-letters redrive")
 def redrive(
     ids: Ids = None,
     lane: Lane = None,
@@ -93,9 +95,10 @@ def redrive(
     as_json: AsJson = False,
 ) -> None:
     """Send dead letters again. What is taken is dead no longer; what is refused stays, with the words of its destination."""
-    from tidings import bootstrap
+    from tidings import audit, bootstrap
     from tidings.delivery.redrive import redrive as send_again
 
+    audit.about(_named(ids, lane, all_, archived))
     settings = settings_module.load()
     if archived is not None:
         with progress_bar("starting Spark", "sending again") as show_progress:
@@ -114,6 +117,7 @@ def redrive(
 
 
 @app.command()
+@audited("dead-letters discard")
 def discard(
     ids: Ids = None,
     lane: Lane = None,
@@ -122,8 +126,10 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Give dead letters up. They stay in the list of those that ended until their retention is over."""
+    from tidings import audit
     from tidings.delivery import archive, dead_letters
 
+    audit.about(_named(ids, lane, all_, archived))
     if archived is not None:
         with database() as connection:
             left = archive.discard(connection, archived)
@@ -133,6 +139,13 @@ def discard(
     with database() as connection:
         number = dead_letters.end(connection, [letter["id"] for letter in _chosen(connection, ids, lane, all_)], "discarded")
     say(as_json, {"discarded": number}, f"{number} discarded")
+
+
+def _named(ids: list[int] | None, lane: int | None, all_: bool, archived: int | None) -> str:
+    """For the audit log."""
+    if archived is not None:
+        return f"range {archived}"
+    return ", ".join(map(str, ids)) if ids else f"lane {lane}" if lane is not None else "all" if all_ else ""
 
 
 def _chosen(connection: Connection, ids: list[int] | None, lane: int | None, all_: bool) -> list[dict[str, Any]]:

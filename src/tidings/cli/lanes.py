@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, out, say
 
@@ -48,6 +49,7 @@ def _age(lane: dict[str, Any]) -> str:
 
 
 @app.command()
+@audited("lanes pause", "lane")
 def pause(lane: Lane, as_json: AsJson = False) -> None:
     """Send nothing more over a lane. What comes is kept, and delivered in order when it is resumed."""
     from tidings.delivery import steering
@@ -58,6 +60,7 @@ def pause(lane: Lane, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@audited("lanes resume", "lane")
 def resume(lane: Lane, as_json: AsJson = False) -> None:
     """Let a paused lane go on from where it was."""
     from tidings.delivery import steering
@@ -68,6 +71,7 @@ def resume(lane: Lane, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@audited("lanes skip", "lane")
 def skip(
     lane: Lane,
     to: Annotated[str, typer.Option(help="Up to this position, such as 12/3456, or time; the stream's own if not said.")] = "",

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, out
 
@@ -16,6 +17,7 @@ app = typer.Typer(help="Tenants.", no_args_is_help=True)
 
 
 @app.command()
+@audited("project create", "name")
 def create(
     name: str,
     path_encryption: Annotated[
@@ -24,10 +26,12 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a project; prints its public id."""
+    from tidings import audit
     from tidings.access.projects import create_project
 
     with database() as connection:
         public_id = create_project(connection, name, path_encryption)
+        audit.about(name, public_id)
     out.print(json.dumps({"project": public_id, "name": name}) if as_json else f"project {name}: {public_id}")
     if not path_encryption and not settings_module.load().bucket_eventing.enabled(public_id):
         err.print(f"it has no eventing yet: add {public_id} to TIDINGS_BUCKET_EVENTING__PROJECTS")

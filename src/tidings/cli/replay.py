@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, progress_bar, say
 from tidings.errors import OperatorError
@@ -21,6 +22,7 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0
 
 
+@audited("replay", "rule")
 def replay(
     rule: Annotated[str, typer.Option(help="The rule's id, or BUCKET/ID: `tidings rules list` shows them.")],
     start: Annotated[str, typer.Option("--from", help="From this time or position on; from the oldest if not said.")] = "",
@@ -38,6 +40,7 @@ def replay(
 
     Times are ISO 8601; what counts is when a change was read for delivery. The message ids are those of the first time.
     """
+    from tidings import audit
     from tidings.delivery import replays
 
     with database() as connection:
@@ -55,9 +58,12 @@ def replay(
             ],
         }
         if dry_run or not wanted:
+            audit.only_looked()
             say(as_json, values, f"{wanted} changes for rule {found.config_id} of {found.bucket}; nothing was sent")
             return
-        number = replays.begin(connection, found, parts, prefix, rate)
+        with connection.transaction():
+            number = replays.begin(connection, found, parts, prefix, rate)
+            audit.append_current(connection)
         done = _watch(connection, number) if wait else replays.progress(connection, number)
     words = f"replay {number}: {done['sent']} messages sent, {done['dead_letters']} dead letters"
     say(as_json, values | {"replay": number} | done, words if done["ended"] else f"replay {number} of {wanted} changes goes on")

@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, out, progress_bar, say
 from tidings.errors import CallerError, OperatorError
@@ -63,6 +64,7 @@ Wait = Annotated[bool, typer.Option(help="Stay until a backfill is through. It g
 
 
 @app.command()
+@audited("rules add", "bucket", "id_")
 def add(
     bucket: Bucket,
     topic: Annotated[str, typer.Option(help="Where events go, as an ARN: arn:gcp:pubsub::PROJECT_ID:TOPIC_ID, for one.")],
@@ -77,7 +79,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add one rule to a bucket's and leave the others as they are. A destination that is new there gets a test event."""
-    from tidings import bootstrap
+    from tidings import audit, bootstrap
     from tidings.events.arn import parse
     from tidings.rules.backfills import Backfill
     from tidings.rules.model import KeyFilter, Rule, derived_id, event_problems
@@ -95,6 +97,7 @@ def add(
         return [*rules, rule]
 
     wanted = Backfill(rule.config_id, versions) if backfill else None
+    audit.about(f"{bucket}/{rule.config_id}")
     rules = bootstrap.change_rules(settings, project, bucket, added, wanted)
     values = {"bucket": bucket, "id": rule.config_id, "rules": len(rules)}
     words = f"rule {rule.config_id} added to {bucket}, which has {len(rules)} now"
@@ -105,6 +108,7 @@ def add(
 
 
 @app.command("backfill")
+@audited("rules backfill", "bucket", "id_")
 def backfill_(
     bucket: Annotated[str, typer.Argument(help="The bucket that the rule is for.")],
     id_: Annotated[str, typer.Argument(metavar="RULE", help="The rule's name: `tidings rules list` shows it.")],
@@ -115,9 +119,11 @@ def backfill_(
     as_json: AsJson = False,
 ) -> None:
     """Tell a rule that is at work already of the objects that are older than itself. Its own events wait until it is told."""
+    from tidings import audit
     from tidings.delivery import backfills
 
     with database() as connection:
+        audit.append_current(connection)  # with what is asked, which is committed at once
         backfills.ask(connection, project, bucket, id_, versions, prefix)
     done = backfilled(project, bucket, id_, wait)
     say(as_json, {"bucket": bucket, "id": id_, **done}, f"rule {id_} of {bucket}: {done['words']}")
@@ -147,6 +153,7 @@ def backfilled(project: str, bucket: str, id_: str, wait: bool) -> dict[str, Any
 
 
 @app.command()
+@audited("rules remove", "bucket", "id_")
 def remove(
     bucket: Bucket,
     id_: Annotated[str, typer.Option("--id", help="The rule's name: `tidings rules list` shows it.")],

@@ -15,6 +15,7 @@ import typer
 
 from tidings import log
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.printing import err, out
 
 if TYPE_CHECKING:
@@ -164,17 +165,19 @@ def stream(
     bootstrap.run_stream(settings, rebase, made, started)
 
 
+@audited("migrate")
 def migrate() -> None:
     """Bring the database up to date."""
     import psycopg
 
-    from tidings import bootstrap
+    from tidings import audit, bootstrap
     from tidings.changestream.retention import make_ahead
     from tidings.db.migrate import migrate as migrate_database
 
     effective = settings_module.load()
     bootstrap.connect(effective).close()  # one sentence if it does not answer
     applied = migrate_database(effective.database_url)
+    audit.about(", ".join(applied)) if applied else audit.only_looked()
     with psycopg.connect(effective.database_url, autocommit=True) as connection:
         make_ahead(connection, effective.changestream, datetime.now(UTC))
     for name in applied:

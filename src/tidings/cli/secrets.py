@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.printing import AsJson, counting, say
 from tidings.errors import OperatorError
 
@@ -33,6 +34,7 @@ def new_master_key(
 
 
 @app.command()
+@audited("secrets rotate")
 def rotate(
     new_master_key_file: Annotated[Path | None, typer.Option(help="A file with the master key that is to come.")] = None,
     new_master_key_command: Annotated[str, typer.Option(help="A command that prints the master key that is to come.")] = "",
@@ -70,6 +72,7 @@ def rotate(
 
 
 @app.command("rotate-signing-key")
+@audited("secrets rotate-signing-key")
 def rotate_signing_key(as_json: AsJson = False) -> None:
     """Sign messages with a new key, within a minute. Certificates of the keys before stay where they are."""
     from tidings import bootstrap

@@ -9,9 +9,11 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited
 from tidings.cli.printing import AsJson, counting, out, say
 
 
+@audited("sweep")
 def sweep(
     min_age_minutes: Annotated[float, typer.Option(help="Leave younger blobs alone. Less than 60 is not safe.", min=0)] = 360,
     adopt: Annotated[

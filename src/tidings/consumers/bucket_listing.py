@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from string import ascii_letters, digits
 from typing import Any, LiteralString, NamedTuple, Protocol
-from xml.etree import ElementTree
 
 import pyarrow as pa
+from defusedxml import ElementTree
 from psycopg import Connection, sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema

@@ -44,7 +44,7 @@ Group = Literal["quick", "slow", "replay"]
 def retry_after(settings: DeliverySettings, attempts: int, asked: float = 0.0) -> float:
     """The wait before the next try of a lane that has failed `attempts` times in a row; `asked` is what the peer wants."""
     schedule = settings.retry_seconds
-    own = schedule[min(attempts, len(schedule)) - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)
+    own = schedule[min(attempts, len(schedule)) - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 spreads retries, guards nothing
     return max(own, min(asked, MOST_PATIENCE_SECONDS))
 
 

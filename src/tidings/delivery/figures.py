@@ -6,9 +6,11 @@ lags are read from the database when somebody asks.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from ipaddress import ip_address
 
 import psycopg
 from prometheus_client import CollectorRegistry, start_http_server
@@ -21,6 +23,7 @@ from tidings.delivery.reports import Report
 from tidings.delivery.sending import DELAYS
 from tidings.errors import OperatorError
 
+_log = logging.getLogger(__name__)
 STATES = ("live", "behind", "ready", "backfill", "paused", "closed")
 
 
@@ -106,9 +109,12 @@ class _Lags:
         yield from (state, owed, seconds)
 
 
-def serve(figures: Figures, port: int, connect: Callable[[], Connection]) -> None:
-    """Show them at this port, in a thread, as long as the process lives."""
+def serve(figures: Figures, host: str, port: int, connect: Callable[[], Connection]) -> None:
+    """Show them at this address, in a thread, as long as the process lives."""
     registry = CollectorRegistry()
     for collector in (figures, _Lags(connect)):
         registry.register(collector)
-    start_http_server(port, registry=registry)
+    start_http_server(port, host, registry)
+    if not ip_address(host).is_loopback:
+        words = "The stream's figures are shown on %s:%d to whoever reaches it: see TIDINGS_DELIVERY__METRICS_HOST."
+        _log.warning(words, host, port)

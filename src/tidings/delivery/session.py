@@ -44,7 +44,7 @@ _FORGETTING = {
 
 # Executors may run where temporary folders are deep in a tree, as on YARN, and the path of a socket ends at 107 characters.
 _ELSEWHERE = {
-    "spark.python.unix.domain.socket.dir": "/tmp",
+    "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 a socket's path must be short; its name is random
     "spark.executor.syncLogLevel.enabled": "true",  # otherwise executors write ten lines for every task
 }
 

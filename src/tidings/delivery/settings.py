@@ -46,6 +46,11 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
         description="a folder, or what Spark takes for one, for changes that a lane still needs when their retention is over;"
         " without one they stay in the database",
     )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        pattern=r"^[0-9a-f.:]+$",
+        description="the address on which the stream shows its figures; they have no authentication of their own",
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="where the stream shows its figures; 0 for nowhere")
     publish_timeout_seconds: float = Field(10.0, gt=0, description="the longest wait for one answer of a destination")
 

@@ -41,6 +41,11 @@ class Consumers:
         """Where notifications of files are taken, and where files are uploaded."""
         return {"files": f"{self._at('files')}/api/sns", "uploads": f"{self._at('uploads')}/api/uploads"}
 
+    @property
+    def files(self) -> str:
+        """The webhook's place, which messages of SNS are sent to."""
+        return f"127.0.0.1:{self._ports['files']}"
+
     def _at(self, role: str) -> str:
         return f"http://127.0.0.1:{self._ports[role]}"
 

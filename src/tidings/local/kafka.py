@@ -3,8 +3,10 @@
 Not a Kafka for production: records live in memory, at most 5 MiB or 100,000 record sets of each partition, the oldest go
 first, and a topic is made when somebody first asks for it. The brokers take whatever ports are free: each start has others.
 
-`python -m tidings.local.kafka --port 9091` runs them. Its port is not Kafka's: there `ask` hears where the brokers are and
-`set_fault` disturbs them, one line of JSON each way:
+`TIDINGS_BROKERS_TOKEN=TOKEN python -m tidings.local.kafka --port 9091` runs them. Its port is not Kafka's: with the address
+TOKEN@127.0.0.1:9091 `ask` hears where the brokers are and `set_fault` disturbs them, one line of JSON each way. Every line
+carries the token. Whoever sends another line is hung up on: a page can make a browser send lines to any port, but not
+choose the first.
 
     down                      no broker accepts a connection
     delay  `seconds`          every answer comes that much later
@@ -20,6 +22,7 @@ import argparse
 import ctypes
 import json
 import os
+import secrets
 import signal
 import socket
 import socketserver
@@ -40,6 +43,9 @@ from tidings.local.processes import die_with_parent, end
 
 PARTITIONS = 4
 """Of a topic for which nobody says how many."""
+TOKEN_VARIABLE = "TIDINGS_BROKERS_TOKEN"  # noqa: S105 the name of a variable
+"""What whoever controls the brokers must know."""
+_MAX_LINE = 64 * 1024
 _PRODUCER = 0
 _ALL = -1
 REQUESTS = {"produce": 0, "metadata": 3, "producer_id": 22}
@@ -129,8 +135,9 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, port: int, brokers: Brokers) -> None:
+    def __init__(self, port: int, brokers: Brokers, token: str) -> None:
         self.brokers = brokers
+        self.token = token
         self.lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Answer)
 
@@ -139,13 +146,15 @@ class _Answer(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        for line in self.rfile:
-            self.wfile.write(json.dumps(self._obey(line)).encode() + b"\n")
+        while line := self.rfile.readline(_MAX_LINE):
+            asked = _request(line, self.server.token)
+            if asked is None:
+                return
+            self.wfile.write(json.dumps(self._obey(asked)).encode() + b"\n")
 
-    def _obey(self, line: bytes) -> dict[str, Any]:
+    def _obey(self, asked: dict[str, Any]) -> dict[str, Any]:
         brokers = self.server.brokers
         try:
-            asked = json.loads(line)
             with self.server.lock:
                 if "create" in asked:
                     brokers.create_topic(asked["create"], asked["partitions"])
@@ -156,15 +165,27 @@ class _Answer(socketserver.StreamRequestHandler):
         return {"bootstrap": brokers.bootstrap, "pid": os.getpid()}
 
 
+def _request(line: bytes, token: str) -> dict[str, Any] | None:
+    """What a line asks for, without its token; None if it is not ours to answer."""
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(asked, dict) or not secrets.compare_digest(str(asked.pop("token", "")).encode(), token.encode()):
+        return None
+    return asked
+
+
 def ask(address: str, **request: Any) -> dict[str, Any]:
     """What the process behind `address` answers; without a request, where its brokers are (`bootstrap`)."""
-    host, _, port = address.rpartition(":")
+    token, _, place = address.rpartition("@")
+    host, _, port = place.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection, connection.makefile("rwb") as lines:
-        lines.write(json.dumps(request).encode() + b"\n")
+        lines.write(json.dumps(request | {"token": token}).encode() + b"\n")
         lines.flush()
         answer: dict[str, Any] = json.loads(lines.readline() or b'{"problem": "it hung up"}')
     if "problem" in answer:
-        raise OperatorError(f"The brokers behind {address} did not obey: {answer['problem']}")
+        raise OperatorError(f"The brokers behind {place} did not obey: {answer['problem']}")
     return answer
 
 
@@ -199,15 +220,20 @@ class Running:
 @contextmanager
 def running() -> Iterator[Running]:
     """Brokers in a process of their own, for as long as the block lasts."""
-    command = [sys.executable, "-m", "tidings.local.kafka", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent(signal.SIGKILL)) as process:
+    command, token = [sys.executable, "-m", "tidings.local.kafka", "--port", "0"], secrets.token_urlsafe(24)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        env={**os.environ, TOKEN_VARIABLE: token},
+        preexec_fn=die_with_parent(signal.SIGKILL),
+    ) as process:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line:
                 raise OperatorError("The Kafka brokers did not start: see what their process said on stderr.")
             said = json.loads(line)
-            yield Running(process, f"127.0.0.1:{said['port']}", said["bootstrap"])
+            yield Running(process, f"{token}@127.0.0.1:{said['port']}", said["bootstrap"])
         finally:
             end(process, 5)
 
@@ -216,8 +242,11 @@ def main(port: int) -> None:
     """Serves until SIGTERM or SIGINT. One line of JSON on stdout tells the port and the brokers."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # there is nothing to save
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise SystemExit(f"The control port obeys whoever has a token: set {TOKEN_VARIABLE} to a long random text.")
     brokers = Brokers()
-    with _Server(port, brokers) as server:
+    with _Server(port, brokers, token) as server:
         print(json.dumps({"port": server.server_address[1], "bootstrap": brokers.bootstrap}), flush=True)
         server.serve_forever()
 

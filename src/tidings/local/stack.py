@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -16,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from tidings import settings
+from tidings import audit, settings
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project, find_project
+from tidings.api import exposure
 from tidings.changestream.retention import make_ahead
 from tidings.consumers.inventory import offsets
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
+from tidings.local.closing import close_to_others
 from tidings.local.consumers import KNOWS_BROKERS, Consumers
 from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
 from tidings.local.processes import Starting, free_port
+from tidings.outgoing.settings import OutgoingSettings
 from tidings.secrets.master_key import make_file
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ log = logging.getLogger(__name__)
 PROJECT = "default"
 _MASTER_KEY = "TIDINGS_SECRETS__MASTER_KEY_FILE"
 _CLUSTER = "local"
-_LOOPBACK = {"TIDINGS_OUTGOING__ALLOW": '["127.0.0.0/8", "::1/128"]', "TIDINGS_OUTGOING__ALLOW_HTTP": "true"}
+_LOOPBACK = ("127.0.0.0/8", "::1/128")
 _STOP_ORDER = (("api", "uploads-front"), ("stream",), ("files", "uploads", "inventory"), ("pubsub",))
 """Roles; those that stand together do not wait for each other."""
 _START_SECONDS = 120.0
@@ -55,6 +59,7 @@ class Stack:
         self._ports = {"s3": port or free_port(), **{part: free_port() for part in ("grpc", "database", "pubsub", "metrics")}}
         self._progress = on_progress
         self._postgres = Postgres(self.data / "postgres", self._ports["database"])
+        self._kafka_token = secrets.token_urlsafe(24)
         self._redis = self._own_redis()
         self._kafka = self._own_kafka()
         self.kafka = self.master_key = ""
@@ -73,8 +78,12 @@ class Stack:
     def _start(self) -> None:
         if listens(self._ports["s3"]):
             raise OperatorError(f"Port {self._ports['s3']} is taken: choose another with --port; 0 takes any free one.")
+        os.umask(0o077)  # for all that we and our children write
         self.data.mkdir(parents=True, exist_ok=True)
         self._claim_the_folder()
+        for sentence in exposure.warnings(settings.load().api, self._outgoing):
+            log.warning("%s", sentence)
+        close_to_others(self.data)
         (self.data / "logs").mkdir(exist_ok=True)
         self._find_master_key()
         self._progress("PostgreSQL")
@@ -123,15 +132,22 @@ class Stack:
         wanted = settings.load()
         if "kafka" not in wanted.bucket_eventing.destinations or wanted.kafka.clusters:
             return None
+        from tidings.local.kafka import TOKEN_VARIABLE
+
         port = self._ports["kafka"] = free_port()
         command = [sys.executable, "-m", "tidings.local.kafka", "--port", str(port)]
-        return Part("kafka", command, lambda: listens(port), self._log("kafka"))
+        token = {TOKEN_VARIABLE: self._kafka_token}
+        return Part("kafka", command, lambda: listens(port), self._log("kafka"), token)
+
+    @property
+    def _kafka_control(self) -> str:
+        return f"{self._kafka_token}@127.0.0.1:{self._ports['kafka']}"
 
     def _find_brokers(self, part: Part) -> None:
         from tidings.local.kafka import ask
 
         self._wait(part)
-        self.kafka = ask(f"127.0.0.1:{self._ports['kafka']}")["bootstrap"]
+        self.kafka = ask(self._kafka_control)["bootstrap"]
         if self.consumers is not None:
             with psycopg.connect(self._postgres.url) as connection:
                 offsets.forget(connection, _CLUSTER)  # new brokers hold nothing of what was read from those before them
@@ -163,16 +179,28 @@ class Stack:
             "TIDINGS_STORE__BLOBS": (self.data / "blobs").as_uri(),
             "TIDINGS_API__PORT": str(self._ports["s3"]),
             "TIDINGS_API__GRPC_PORT": str(self._ports["grpc"]),
+            "TIDINGS_API__METRICS": "loopback" if (asked := settings.load().api.metrics) == "off" else asked,
             "TIDINGS_PUBSUB__EMULATOR_HOST": self.pubsub,
             "TIDINGS_DELIVERY__METRICS_PORT": str(self._ports["metrics"]),
             "TIDINGS_DELIVERY__ARCHIVE": settings.load().delivery.archive or (self.data / "archive").as_uri(),
-            # For trying things out: webhooks on this machine, unless the settings say who may be called.
-            **({} if settings.load().outgoing.allow else _LOOPBACK),
+            "TIDINGS_OUTGOING__ALLOW": json.dumps(self._outgoing.allow),
+            "TIDINGS_OUTGOING__ALLOW_HTTP": json.dumps(self._outgoing.allow_http),
+            "TIDINGS_OUTGOING__OWN_PROCESS": str(os.getpid()),
             "TIDINGS_BUCKET_EVENTING__PROJECTS": settings.load().bucket_eventing.projects or "*",
             **({"TIDINGS_BUCKET_EVENTING__REDIS_URL": self._redis.url} if self._redis is not None else {}),
             **({"TIDINGS_KAFKA__CLUSTERS": _local_cluster(self.kafka)} if self._kafka is not None else {}),
             **(self.consumers.environment(self.s3, self.credentials) if self.consumers is not None else {}),
         }
+
+    @property
+    def _outgoing(self) -> OutgoingSettings:
+        """For trying things out: webhooks on this machine, unless the settings say who may be called. None of our own, but
+        for that of the file registry."""
+        given = settings.load().outgoing
+        files = (self.consumers.files,) if self.consumers is not None else ()
+        if given.allow:
+            return given.model_copy(update={"allow": (*given.allow, *files)})
+        return given.model_copy(update={"allow": (*_LOOPBACK, *files), "allow_http": True})
 
     @property
     def s3(self) -> str:
@@ -208,6 +236,7 @@ class Stack:
         with psycopg.connect(self._postgres.url) as connection:
             project = find_project(connection, PROJECT) or create_project(connection, PROJECT)
             access_key_id, secret = create_key(connection, project)
+            audit.append(connection, audit.act_of_command("up", project, access_key_id))
         made = {"project": project, "access_key_id": access_key_id, "secret_access_key": secret}
         partial = file.with_suffix(".new")
         partial.touch(mode=0o600)
@@ -292,7 +321,7 @@ class Stack:
     def ready(self) -> dict[str, Any]:
         """What scripts need to use this stack."""
         redis = {"redis": self._redis.pid} if self._redis is not None else {}
-        kafka = {"kafka": self.kafka, "kafka_faults": f"127.0.0.1:{self._ports['kafka']}"} if self._kafka is not None else {}
+        kafka = {"kafka": self.kafka, "kafka_faults": self._kafka_control} if self._kafka is not None else {}
         parts = [*self._parts, *([self._kafka] if self._kafka is not None else [])]
         pids = {part.role: part.process.pid for part in parts if part.process is not None}
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from tidings.outgoing.urls import Endpoint, Refused, read
 from tidings.settings import Settings
 
 _OWN_SECONDS = 60.0
+_PORTS_SECONDS = 5.0
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "postgresql": 5432}
 
 
@@ -35,6 +37,8 @@ class Guard:
         self._places = frozenset(places)
         self._own = frozenset(own)
         self._machine: tuple[float, frozenset[Address]] = (0.0, frozenset())
+        self._own_process = settings.own_process
+        self._own_ports: tuple[float, frozenset[int]] = (0.0, frozenset())
 
     def endpoint(self, url: str) -> Endpoint:
         """A URL that may be called, as far as can be told without asking for its addresses."""
@@ -66,11 +70,17 @@ class Guard:
             raise Refused(f"{name} is not called: {what}. The operator can allow it in outgoing.allow")
 
     def _is_ours(self, address: Address, port: int) -> bool:
-        everywhere = f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own
+        everywhere = f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own or port in self._ports_of_descendants()
         return any(
             _place(str(meant), port) in self._own or (everywhere and (meant.is_loopback or meant in self._addresses_here()))
             for meant in meanings(address)
         )
+
+    def _ports_of_descendants(self) -> frozenset[int]:
+        """Where the processes below `own_process` listen: Spark's ports are other ones each time, and in no setting."""
+        if self._own_process and time.monotonic() >= self._own_ports[0]:
+            self._own_ports = (time.monotonic() + _PORTS_SECONDS, frozenset(_listening_below(self._own_process)))
+        return self._own_ports[1]
 
     def _addresses_here(self) -> frozenset[Address]:
         if time.monotonic() >= self._machine[0]:
@@ -79,6 +89,13 @@ class Guard:
             here = frozenset(ip_address(text.partition("%")[0]) for text in texts)
             self._machine = (time.monotonic() + _OWN_SECONDS, here)
         return self._machine[1]
+
+
+def _listening_below(pid: int) -> Iterator[int]:
+    with suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):  # it has ended meanwhile, or is another user's
+                yield from (s.laddr.port for s in process.net_connections("inet") if s.status == psutil.CONN_LISTEN)
 
 
 def listeners(settings: Settings) -> Iterator[str]:
@@ -92,6 +109,10 @@ def listeners(settings: Settings) -> Iterator[str]:
     database = conninfo_to_dict(settings.database.url.get_secret_value())
     yield _place(str(database.get("host")), database.get("port") or _PORTS["postgresql"])
     yield str(settings.pubsub.emulator_host)
+    if settings.delivery.metrics_port:
+        yield _place(settings.delivery.metrics_host, settings.delivery.metrics_port)
+    for cluster in settings.kafka.clusters.values():
+        yield from cluster.bootstrap.split(",")
 
 
 def _place(host: str, port: object) -> str:

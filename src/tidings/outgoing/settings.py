@@ -15,6 +15,9 @@ class OutgoingSettings(BaseModel, frozen=True, extra="forbid"):
         (), description="networks (10.1.0.0/16) and places (hooks.internal:8443) that may be called although they are private"
     )
     allow_http: bool = Field(False, description="whether http:// endpoints are called; otherwise only https://")
+    own_process: int = Field(
+        0, ge=0, description="a process of which no descendant's port is called; `tidings up` names itself, 0 is none"
+    )
     max_response_bytes: int = Field(4096, ge=0, le=1 << 20, description="how much of an endpoint's answer is read")
 
     @field_validator("allow")

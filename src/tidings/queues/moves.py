@@ -13,6 +13,7 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg import AsyncConnection
 
+from tidings import audit
 from tidings.db.pool import Pool, run, transaction
 from tidings.queues.errors import QueueError
 from tidings.queues.model import Queue
@@ -56,7 +57,7 @@ class Task(NamedTuple):
 
 async def start(pool: Pool, source: Queue, destination: Queue | None, per_second: int | None) -> str:
     try:
-        cursor = await run(
+        cursor = await audit.run(
             pool,
             "insert into queue_moves (source, destination, per_second, to_move)"
             " select %(source)s, %(destination)s, %(per_second)s, count(*) from queue_messages m"
@@ -81,7 +82,7 @@ async def cancel(pool: Pool, project: str, handle: str) -> int:
         task = uuid.UUID(handle)
     except ValueError:
         raise _no_such_task() from None
-    cursor = await run(
+    cursor = await audit.run(
         pool,
         "update queue_moves t set status = 'CANCELLED' from queues q where t.id = %s and t.status = 'RUNNING'"
         " and q.id = t.source and q.project = %s returning t.moved",

@@ -9,7 +9,8 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tidings.db.pool import Pool, run, transaction
+from tidings import audit
+from tidings.db.pool import Pool, run
 from tidings.queues.errors import QueueError, no_such_queue
 from tidings.queues.model import Queue, no_dead_letter_queue
 
@@ -41,7 +42,7 @@ async def find_granted(pool: Pool, project: str, name: str, caller: str, actions
 
 async def create(pool: Pool, project: str, name: str, columns: Mapping[str, Any], tags: Mapping[str, str], most: int) -> Queue:
     """A new queue; one that is there already and has these attributes is as good."""
-    async with transaction(pool) as connection:
+    async with audit.transaction(pool) as connection:
         await connection.execute("select pg_advisory_xact_lock(hashtextextended('queues of ' || %s, 0))", [project])
         there = await _read(connection, project, name)
         if there is not None:
@@ -109,18 +110,18 @@ async def _set(connection: AsyncConnection[Any], project: str, name: str, column
 
 
 async def change(pool: Pool, queue: Queue, columns: Mapping[str, Any]) -> None:
-    async with transaction(pool) as connection:
+    async with audit.transaction(pool) as connection:
         await _check_dead_letter(connection, queue.project, columns)
         if not await _set(connection, queue.project, queue.name, columns):
             raise no_such_queue()
 
 
 async def delete(pool: Pool, queue: Queue) -> None:
-    await run(pool, "delete from queues where id = %s", [queue.id])
+    await audit.run(pool, "delete from queues where id = %s", [queue.id])
 
 
 async def purge(pool: Pool, queue: Queue) -> None:
-    done = await run(
+    done = await audit.run(
         pool,
         "update queues set pile = nextval('queue_piles'), purged_at = now() where id = %s"
         " and (purged_at is null or purged_at < now() - make_interval(secs => %s))",
@@ -152,15 +153,15 @@ async def sources(pool: Pool, queue: Queue, after: str, most: int) -> list[str]:
 
 
 async def set_tags(pool: Pool, queue: Queue, tags: Mapping[str, str]) -> None:
-    await run(pool, "update queues set tags = tags || %s::jsonb where id = %s", [json.dumps(dict(tags)), queue.id])
+    await audit.run(pool, "update queues set tags = tags || %s::jsonb where id = %s", [json.dumps(dict(tags)), queue.id])
 
 
 async def remove_tags(pool: Pool, queue: Queue, keys: Sequence[str]) -> None:
-    await run(pool, "update queues set tags = tags - %s::text[] where id = %s", [list(keys), queue.id])
+    await audit.run(pool, "update queues set tags = tags - %s::text[] where id = %s", [list(keys), queue.id])
 
 
 async def grant(pool: Pool, queue: Queue, label: str, projects: Sequence[str], actions: Sequence[str]) -> None:
-    async with transaction(pool) as connection:
+    async with audit.transaction(pool) as connection:
         known = await connection.execute("select count(*) from projects where public_id = any(%s)", [list(projects)])
         row = await known.fetchone()
         if row is None or row[0] != len(set(projects)):
@@ -178,7 +179,7 @@ async def grant(pool: Pool, queue: Queue, label: str, projects: Sequence[str], a
 
 
 async def revoke(pool: Pool, queue: Queue, label: str) -> None:
-    done = await run(pool, "delete from queue_grants where queue = %s and label = %s", [queue.id, label])
+    done = await audit.run(pool, "delete from queue_grants where queue = %s and label = %s", [queue.id, label])
     if not done.rowcount:
         raise QueueError("InvalidParameterValueException", f"There is no permission labelled {label!r} on this queue.")
 

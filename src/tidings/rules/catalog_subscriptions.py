@@ -10,6 +10,7 @@ from typing import Any
 from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
+from tidings import audit
 from tidings.catalog.errors import CatalogError, bad_request
 from tidings.cel.expression import parse
 from tidings.db.pool import Pool
@@ -108,7 +109,7 @@ async def store(pool: Pool, project: str, wanted: Subscription) -> None:
         "filter": wanted.filter or None,
         "format": wanted.format,
     }
-    async with pool.connection() as connection, connection.transaction():
+    async with audit.transaction(pool) as connection:
         found = await (await connection.execute(_COUNT, [project, wanted.name])).fetchone()
         if found is not None and found[0] >= MOST:
             raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
@@ -124,9 +125,9 @@ async def all_of(connection: AsyncConnection[Any], project: str) -> list[dict[st
     return [row | {"types": row["types"] or [], "filter": row["filter"] or ""} for row in rows]
 
 
-async def delete(connection: AsyncConnection[Any], project: str, name: str) -> None:
+async def delete(pool: Pool, project: str, name: str) -> None:
     """What it was still owed is discarded, as for any rule."""
-    gone = await connection.execute("delete from catalog_subscriptions where (project, name) = (%s, %s)", [project, name])
+    gone = await audit.run(pool, "delete from catalog_subscriptions where (project, name) = (%s, %s)", [project, name])
     if not gone.rowcount:
         raise none_called(name)
 

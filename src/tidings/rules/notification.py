@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from tidings import audit
 from tidings.access.keys import Principal
 from tidings.access.permissions import GET_NOTIFICATION, PUT_NOTIFICATION
 from tidings.db.pool import Pool
@@ -69,7 +70,7 @@ class Notifications:
         arns = {*named} - {rule.destination.arn for rule in trusted}
         body = test_event.of_bucket(self.settings.bucket_eventing.dialect, bucket, request_id, host_id)
         await test_event.send(arns, self.settings, body, request_id)
-        async with self.pool.connection() as connection:
+        async with audit.transaction(self.pool) as connection:
             etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id, backfill)
         await self.lookup.forget(caller.project, bucket)
         return etag

@@ -215,10 +215,10 @@ def _sync_half_written(path: Path) -> None:
 
 def _prepare(folder: Path) -> None:
     """Make the folders beforehand, so that a write has only its own file and folder to make durable."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = [folder / name for name in _FOLDERS if not (folder / name).is_dir()]
     for path in missing:
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
     if missing:
         _sync(folder)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from psycopg import errors as pg
 
+from tidings import audit
 from tidings.db.pool import Pool, run
 from tidings.errors import CallerError, no_such_bucket
 from tidings.store.names import bucket_name
@@ -31,7 +32,7 @@ def deleted_meanwhile(bucket: str) -> Iterator[None]:
 
 
 async def create(pool: Pool, project: str, bucket: str) -> None:
-    made = await run(
+    made = await audit.run(
         pool,
         "insert into bucket_metainfos (project_id, name) select id, %s from projects where public_id = %s"
         " on conflict do nothing",
@@ -73,7 +74,7 @@ async def get_versioning(pool: Pool, project: str, bucket: str) -> str:
 
 async def put_versioning(pool: Pool, project: str, bucket: str, versioning: str) -> None:
     """Enable versioning or suspend it. There is no way back to never having had it."""
-    changed = await run(
+    changed = await audit.run(
         pool,
         "update bucket_metainfos b set versioning = %s from projects p"
         " where p.id = b.project_id and p.public_id = %s and b.name = %s",
@@ -101,7 +102,7 @@ async def delete(pool: Pool, project: str, bucket: str) -> None:
     moment, which a look could not see.
     """
     try:
-        gone = await run(
+        gone = await audit.run(
             pool,
             "delete from bucket_metainfos b using projects p where p.id = b.project_id and p.public_id = %s and b.name = %s",
             [project, bucket],

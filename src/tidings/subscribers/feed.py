@@ -294,7 +294,7 @@ class Feed:
 
     def _back_off(self, attempt: int) -> float:
         longest: float = min(self._settings.backoff_max_seconds, self._settings.backoff_seconds * 2**attempt)
-        return random.uniform(longest / 2, longest)
+        return random.uniform(longest / 2, longest)  # noqa: S311 spreads retries, guards nothing
 
     def _note(self, error: BaseException) -> None:
         words = f"{type(error).__qualname__}: {error}"[:_WORDS]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
 
+from tidings import audit
 from tidings.access import permissions
 from tidings.access.keys import Principal
 from tidings.db.pool import Pool, run
@@ -50,7 +51,7 @@ class Topics:
         wanted = Topic(arn, caller.project, *_topic_attributes(attributes), dict(tags))
         if len(tags) > model.MAX_TAGS:
             raise _too_many_tags()
-        made = await run(
+        made = await audit.run(
             self._pool,
             statements.CREATE_TOPIC,
             {
@@ -79,7 +80,7 @@ class Topics:
         require(caller, permissions.MANAGE_TOPICS)
         if model.topic_arn(arn).account != caller.project:
             raise denied("DeleteTopic", arn)
-        await run(self._pool, statements.DELETE_TOPIC, [arn])
+        await audit.run(self._pool, statements.DELETE_TOPIC, [arn])
 
     async def list_topics(self, caller: Principal, after: str) -> list[str]:
         require(caller, permissions.MANAGE_TOPICS, permissions.SUBSCRIBE)
@@ -97,9 +98,9 @@ class Topics:
         require(caller, permissions.MANAGE_TOPICS)
         await self.own(caller, arn, "SetTopicAttributes")
         if name == "DisplayName":
-            await run(self._pool, statements.SET_DISPLAY_NAME, [model.display_name(value), arn])
+            await audit.run(self._pool, statements.SET_DISPLAY_NAME, [model.display_name(value), arn])
         elif name == "SignatureVersion":
-            await run(self._pool, statements.SET_SIGNATURE_VERSION, [model.signature_version(value), arn])
+            await audit.run(self._pool, statements.SET_SIGNATURE_VERSION, [model.signature_version(value), arn])
         else:
             raise not_served(name)
 
@@ -107,13 +108,13 @@ class Topics:
         require(caller, permissions.MANAGE_TOPICS)
         await self.own(caller, arn, "TagResource", missing="ResourceNotFound")
         values = {"arn": arn, "tags": Jsonb(dict(tags)), "most": model.MAX_TAGS}
-        if not (await run(self._pool, statements.TAG, values)).rowcount:
+        if not (await audit.run(self._pool, statements.TAG, values)).rowcount:
             raise _too_many_tags()
 
     async def untag(self, caller: Principal, arn: str, keys: Sequence[str]) -> None:
         require(caller, permissions.MANAGE_TOPICS)
         await self.own(caller, arn, "UntagResource", missing="ResourceNotFound")
-        await run(self._pool, statements.UNTAG, [list(keys), arn])
+        await audit.run(self._pool, statements.UNTAG, [list(keys), arn])
 
     async def tags(self, caller: Principal, arn: str) -> Mapping[str, str]:
         require(caller, permissions.MANAGE_TOPICS, permissions.SUBSCRIBE)
@@ -133,13 +134,13 @@ class Topics:
             "projects": sorted({model.project_id(project) for project in projects}),
             "actions": sorted(set(actions)),
         }
-        if not (await run(self._pool, statements.GRANT, values)).rowcount:
+        if not (await audit.run(self._pool, statements.GRANT, values)).rowcount:
             raise invalid(f"Label: there is a statement {label!r} already: remove it first")
 
     async def revoke(self, caller: Principal, arn: str, label: str) -> None:
         require(caller, permissions.MANAGE_TOPICS)
         await self.own(caller, arn, "RemovePermission")
-        if not (await run(self._pool, statements.REVOKE, [arn, model.label(label)])).rowcount:
+        if not (await audit.run(self._pool, statements.REVOKE, [arn, model.label(label)])).rowcount:
             raise CallerError("NotFound", f"There is no statement {label!r}.")
 
     async def _find_topic(self, arn: str) -> Topic | None:

@@ -37,7 +37,7 @@ _LOCK = 0x7369676E696E67
 _NEWEST: LiteralString = """
 select id, sealed_key, certificate, created_at < now() - make_interval(days => %s)
 from signing_keys where sealed_key is not null order by created_at desc, id limit 1"""
-_HASHES: dict[int, hashes.HashAlgorithm] = {1: hashes.SHA1(), 2: hashes.SHA256()}
+_HASHES: dict[int, hashes.HashAlgorithm] = {1: hashes.SHA1(), 2: hashes.SHA256()}  # noqa: S303 what SNS's version 1 is
 _PATH = "/SimpleNotificationService-"
 """As at AWS, whose verifiers look for it. It has capitals, so it is nobody's bucket."""
 

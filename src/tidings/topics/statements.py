@@ -74,7 +74,7 @@ so that several subscriptions of one that is dead share a probe."""
 
 FIND_BY_TOKEN: LiteralString = """
 select s.arn, s.lane is not null, t.project, s.endpoint from subscriptions s join topics t on t.arn = s.topic
-where s.topic = %s and s.token = %s and s.token_until > now() for update of s"""
+where s.topic = %s and s.token = %s and s.token_until > now() for update of s"""  # noqa: S105 a statement
 
 CONFIRM: LiteralString = (
     "update subscriptions set lane = %(lane)s, authenticated = %(authenticated)s, left_at = null where arn = %(arn)s"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tidings import plugins
+from tidings import audit, plugins
 from tidings.access import permissions
 from tidings.access.keys import Principal
-from tidings.db.pool import Pool, borrowed, run, transaction
+from tidings.db.pool import Pool, borrowed
 from tidings.errors import CallerError
 from tidings.events import arn as arns
 from tidings.events.arn import SqsQueue
@@ -65,7 +65,7 @@ class Subscriptions:
         await self._reachable_topic(caller, topic)
         await self._check_endpoint(caller, protocol, endpoint)
         token = secrets.token_hex(_TOKEN_BYTES)
-        async with transaction(self._pool) as connection:
+        async with audit.transaction(self._pool) as connection:
             # the topic's row is the lock: nobody can go beyond the limit beside us, nor delete the topic under us
             owner = await (
                 await connection.execute("select project, signature_version from topics where arn = %s for update", [topic])
@@ -111,7 +111,7 @@ class Subscriptions:
     async def confirm(self, topic: str, token: str, authenticated: bool) -> str:
         """What the token proves is enough: whoever has it reads what is sent to the endpoint."""
         model.topic_arn(topic)
-        async with transaction(self._pool) as connection:
+        async with audit.transaction(self._pool) as connection:
             row = await (await connection.execute(statements.FIND_BY_TOKEN, [topic, _hashed(token)])).fetchone()
             if row is None:
                 raise invalid("Token: it is not the one of a subscription that waits, or it is older than three days")
@@ -138,7 +138,7 @@ class Subscriptions:
         if found is None:
             raise CallerError("NotFound", "Subscription does not exist")
         token = secrets.token_hex(_TOKEN_BYTES)
-        async with transaction(self._pool) as connection:
+        async with audit.transaction(self._pool) as connection:
             row = await (await connection.execute(statements.UNSUBSCRIBE, [arn])).fetchone()
             if row is None:
                 raise invalid("SubscriptionArn: the subscription is not confirmed; it ends by itself")
@@ -185,10 +185,10 @@ class Subscriptions:
         if found.project != caller.project:
             raise denied("SetSubscriptionAttributes", arn)
         if name == "RawMessageDelivery":
-            await run(self._pool, statements.SET_RAW, [model.boolean(name, value), arn])
+            await audit.run(self._pool, statements.SET_RAW, [model.boolean(name, value), arn])
         elif name == "WebhookSecrets":
             secrets_ = model.webhook_secrets(value)
-            async with transaction(self._pool) as connection:
+            async with audit.transaction(self._pool) as connection:
                 sealed = await self._sealed(connection, arn, secrets_)
                 await connection.execute(statements.SET_SECRETS, [sealed, len(secrets_), arn])
         else:

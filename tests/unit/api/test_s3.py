@@ -46,7 +46,7 @@ def ask(tmp_path: Path) -> Any:
 
         async def serve() -> None:
             pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", 1)
-            parts = Parts.over(Settings(), pool, Blobs(f"file://{tmp_path}"))
+            parts = Parts.over(Settings(api={"cors_origins": ["*"]}), pool, Blobs(f"file://{tmp_path}"))
             await S3(parts)(scope, receive, send)
 
         asyncio.run(serve())

@@ -6,6 +6,7 @@ Every form is called for real, with http allowed, while a listener waits on loop
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, repeat
@@ -13,6 +14,7 @@ from itertools import chain, repeat
 import aiohttp
 import pytest
 
+from tidings.local import kafka
 from tidings.outgoing.addresses import parsed, special
 from tidings.outgoing.connecting import Caller, caller
 from tidings.outgoing.guard import Guard
@@ -290,6 +292,8 @@ def test_http_is_refused_unless_it_is_allowed() -> None:
         "http://db.example:5433/",
         "http://cache.example:6379/",
         "http://127.0.0.1:9001/",
+        "http://127.0.0.1:9002/metrics",
+        "http://kafka-2.example:9092/",
     ],
 )
 def test_our_own_listeners_are_refused_by_name_too(url: str) -> None:
@@ -297,6 +301,8 @@ def test_our_own_listeners_are_refused_by_name_too(url: str) -> None:
         api={"public_url": "http://events.example", "port": 9000, "grpc_port": 9001},
         database={"url": "postgresql://me:hush@db.example:5433/tidings"},
         bucket_eventing={"redis_url": "redis://cache.example"},
+        delivery={"metrics_port": 9002},
+        kafka={"clusters": {"one": {"bootstrap": "kafka-1.example:9092,kafka-2.example:9092", "projects": "*"}}},
         outgoing={"allow_http": True, "allow": ("127.0.0.0/8",)},
     )
     with pytest.raises(Refused, match="this service itself listens there"):
@@ -316,6 +322,24 @@ def test_our_own_listeners_are_refused_under_whatever_name_they_are_reached(host
                 return listener.connections, by_name, by_address
 
     assert asyncio.run(go()) == (0, "refused", "refused")
+
+
+def test_no_port_of_a_process_below_ours_is_called_and_others_on_this_machine_are() -> None:
+    """The control port of the brokers, and the brokers, are in no setting. The listener is in the process above them."""
+
+    async def go() -> tuple[int, list[str]]:
+        with kafka.running() as brokers:
+            ports = [each.rpartition(":")[2] for each in (brokers.address, *brokers.bootstrap.split(","))]
+            async with Listener().running() as listener:
+                outgoing = {"allow_http": True, "allow": ("127.0.0.0/8",), "own_process": os.getpid()}
+                async with caller(Settings(outgoing=outgoing), answering(["127.0.0.1"])) as calling:
+                    places = [f"{host}:{port}" for port in ports for host in ("127.0.0.1", "friendly.example")]
+                    ended = [await attempt(calling, f"http://{place}/") for place in places]
+                    await attempt(calling, f"http://127.0.0.1:{listener.port}/")
+                    return listener.connections, ended
+
+    reached, ended = asyncio.run(go())
+    assert (reached, set(ended), len(ended)) == (1, {"refused"}, 8)
 
 
 @pytest.mark.parametrize(

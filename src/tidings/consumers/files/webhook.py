@@ -24,6 +24,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from tidings import metrics
+from tidings.api.figures import HIDDEN, may_read
 from tidings.consumers.files import registry
 from tidings.consumers.files.authorising import allowed
 from tidings.consumers.files.objects import Objects
@@ -65,7 +66,7 @@ def create_app(settings: Settings, calls: Caller | None = None) -> ASGIApp:
             Route(PATH, app.receive, methods=["POST"]),
             Route("/-/healthy", _healthy),
             Route("/-/ready", app.ready),
-            Route("/-/metrics", _metrics),
+            Route("/-/metrics", app.metrics),
         ],
         redirect_slashes=False,
         lifespan=app.lifespan,
@@ -154,6 +155,11 @@ class _App:
             return PlainTextResponse("the database does not answer, or has no tables: run `tidings migrate`\n", 503)
         return PlainTextResponse("ready\n")
 
+    async def metrics(self, request: Request) -> Response:
+        if not may_read(self._settings.api.metrics, request.client.host if request.client else "", request.headers):
+            return PlainTextResponse(HIDDEN, 404)
+        return Response(metrics.exposition([]), media_type=metrics.CONTENT_TYPE)
+
     def _ask(self) -> None:
         with self._pool.connection(_READY_SECONDS) as connection:
             connection.execute("select from hat.files limit 0")
@@ -206,7 +212,3 @@ def _refused(refusal: Refusal, request: Request) -> Response:
 
 async def _healthy(_: Request) -> Response:
     return PlainTextResponse("healthy\n")
-
-
-async def _metrics(_: Request) -> Response:
-    return Response(metrics.exposition([]), media_type=metrics.CONTENT_TYPE)

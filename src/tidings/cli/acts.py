@@ -1,0 +1,51 @@
+"""Commands that change something: the audit log has them, with the user of the operating system who gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from tidings import settings as settings_module
+from tidings.errors import TidingsError
+
+if TYPE_CHECKING:
+    from tidings.audit import Act
+
+P = ParamSpec("P")
+
+
+def audited(command: str, *target: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """For a command that changes something. `target` are the names of the parameters that say what it is about."""
+
+    def decorate(work: Callable[P, None]) -> Callable[P, None]:
+        @wraps(work)
+        def run(*arguments: P.args, **given: P.kwargs) -> None:
+            from tidings.audit import OK, act_of_command, acting, outcome_of
+
+            named = "/".join(str(given[name]) for name in target if given.get(name) is not None)
+            project: Any = given.get("project")
+            with acting(act_of_command(command, project, named)) as act:
+                try:
+                    work(*arguments, **given)
+                except TidingsError as error:
+                    _append(act, outcome_of(error))
+                    raise
+                _append(act, OK)
+
+        return run
+
+    return decorate
+
+
+def _append(act: Act, outcome: str) -> None:
+    """By itself, where the command has no connection of its own, or was refused. A database that is away has no log."""
+    from psycopg import Error
+
+    from tidings.audit import append
+    from tidings.db.connecting import connect_once
+
+    if not act.written:
+        with suppress(TidingsError, Error), connect_once(settings_module.load().database_url) as connection:
+            append(connection, act, outcome)

@@ -1,0 +1,1 @@
+"""What the make targets `lock` and `sbom` run. Not part of the package."""
