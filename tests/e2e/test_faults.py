@@ -71,9 +71,17 @@ class Watch:
         with place.troubled(trouble):
             behind = self.comes_to(place, "behind", BEHIND_SECONDS)
             time.sleep(max(0.0, began + seconds - time.time()))
+            for bucket in self.buckets:
+                if bucket != place.name:
+                    until(
+                        lambda bucket=bucket: self._since(bucket, began + 2), f"{bucket} goes on while {place.name} {trouble}s"
+                    )
             ended = time.time()
         live = self.comes_to(place, "live", LIVE_SECONDS)
         return Phase(place.name, trouble, began, ended, behind, time.time() if live else None)
+
+    def _since(self, bucket: str, at: float) -> bool:
+        return any(arrival.at > at for arrival in reversed(self.collector.of(bucket)))
 
     def warm(self) -> None:
         """Wait until events arrive soon everywhere: at first the JVM is busy with the plans for so many formats."""
