@@ -15,7 +15,7 @@ from typing import Protocol
 from tidings import metrics
 from tidings.access import sigv4
 from tidings.access.keys import Principal
-from tidings.api import cors, errors, hosts, tracing
+from tidings.api import cors, errors, hosts, limits, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.response import Response, Send, closed
@@ -73,15 +73,16 @@ class Aws:
         request_id = str(uuid.uuid4())
         service = sigv4.service_of(scope["headers"])
         front = self._fronts[service]
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._parts.settings.limits)
         call: Call | None = None
         try:
+            limits.enter(scope)
             call = await self._verified(scope, service, body, receive, request_id)
             response = await front.serve(self._parts, call)
         except Exception as error:
             resource = f"{service}:{call.operation}" if call else service
             response = front.refused(errors.as_caller_error(error, scope["method"], resource, request_id), request_id)
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-amzn-requestid": request_id}
         if body.unread:  # see `S3.__call__`
             answer["connection"] = "close"
@@ -101,6 +102,7 @@ class Aws:
         content = await _whole(body)
         sigv4.verify(signed.over(content), key.secret)
         self._parts.keys.keep(key)
+        limits.admit(scope, key.principal.project)
         tracing.verified(scope)
         return Call(
             request_id,

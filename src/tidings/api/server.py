@@ -29,7 +29,7 @@ def serve(settings: Settings) -> None:
     _check_settings(settings)
     certificate, key = tls.files(settings.api)
     with metrics.shared():
-        run(partial(_load, settings), host, port, settings.api.workers, certificate, key)
+        run(partial(_load, settings), host, port, settings.api.workers, settings.limits, certificate, key)
 
 
 def _check_settings(settings: Settings) -> None:

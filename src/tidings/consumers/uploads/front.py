@@ -59,7 +59,7 @@ class Front:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         request_id = str(uuid.uuid4())
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._settings.limits)
         origins = self._settings.api.cors_origins
         try:
             if cors.is_preflight(scope["method"], scope["headers"]):
@@ -70,7 +70,7 @@ class Front:
             problem = errors.as_caller_error(error, scope["method"], PATH, request_id)
             document = {"success": False, "error": {"code": problem.code, "message": problem.message}}
             response = _answer(document, problem.status, problem.headers)
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-request-id": request_id}
         if body.unread:  # see `S3.__call__`
             answer["connection"] = "close"

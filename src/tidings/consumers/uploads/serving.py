@@ -30,7 +30,7 @@ def serve(settings: Settings) -> None:
     check_free(host, port, "TIDINGS_UPLOADS__HOST", "TIDINGS_UPLOADS__PORT")
     _ = settings.database_url
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
-    run(partial(_load, settings), host, port, settings.api.workers)
+    run(partial(_load, settings), host, port, settings.api.workers, settings.limits)
 
 
 def _load(settings: Settings) -> ASGIApp:

@@ -1,0 +1,166 @@
+"""What one client, address or project may have under way at once. `Door` is the layer in front of every application.
+
+Counts are kept in each process: nothing is shared, so a limit costs a request two dictionary lookups. Connections without a
+request never reach this layer; `tidings.api.connections` limits them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tidings.errors import CallerError
+
+_TICKET = "tidings.ticket"
+_HELD = 8 * 1024 * 1024
+"""Of one body no more than this is in memory at once: larger ones are streams."""
+
+
+class LimitSettings(BaseModel, frozen=True, extra="forbid"):
+    """What clients may take up. Every number is for one process: `TIDINGS_API__WORKERS` of them share the clients."""
+
+    connections: int = Field(4096, ge=16, description="connections to a process; beyond that the longest idle ones are closed")
+    connections_per_address: int = Field(
+        1024, ge=1, description="connections from one address, and requests of it under way; raise it behind a proxy"
+    )
+    requests_per_project: int = Field(256, ge=1, description="requests of a project under way; more are answered with SlowDown")
+    bytes_per_project: int = Field(
+        1 << 30, ge=_HELD, description="bytes of a project's bodies under way; of each, 8 MiB at most count"
+    )
+    header_seconds: float = Field(
+        20.0, gt=0, le=3600, description="time for the headers of a request, also for a connection to be idle between two"
+    )
+    body_seconds: float = Field(7200.0, gt=0, description="time for a whole body")
+    idle_seconds: float = Field(20.0, gt=0, description="the span in which the least rate must be kept, in both directions")
+    least_rate: int = Field(
+        1024, ge=1, description="bytes a second that a body brings, or a client takes of its answer, at least"
+    )
+
+    def describe(self, workers: int) -> str:
+        """What the log says when the server starts."""
+        return (
+            f"in each of {workers} processes: {self.connections} connections, {self.connections_per_address} per address; "
+            f"{self.requests_per_project} requests and {self.bytes_per_project >> 20} MiB of bodies per project; headers in "
+            f"{self.header_seconds:g} s, bodies in {self.body_seconds:g} s, "
+            f"at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
+        )
+
+
+class Ticket:
+    """What one request takes up, from its first header to the last byte of its answer."""
+
+    def __init__(self, door: Door, address: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._door = door
+        self._address = address
+        self._bytes = _held(headers)
+        self._project: str | None = None
+        door.addresses[address] += 1
+
+    def enter(self) -> None:
+        """Refuse a request before anything is read for it: its framing is doubtful, or its address has too many."""
+        most = self._door.limits.connections_per_address
+        if self._door.addresses[self._address] > most:
+            raise slow_down(f"More than {most} requests from your address are under way.")
+
+    def admit(self, project: str) -> None:
+        """Call it when the request is verified: nobody may use up the limits of a project whose key it does not have."""
+        limits, door = self._door.limits, self._door
+        if door.requests[project] >= limits.requests_per_project:
+            raise slow_down(f"{limits.requests_per_project} requests of this project are under way.")
+        if door.bytes[project] + self._bytes > limits.bytes_per_project:
+            raise slow_down(f"{door.bytes[project]} bytes of this project are under way.")
+        self._project = project
+        door.requests[project] += 1
+        door.bytes[project] += self._bytes
+
+    def leave(self) -> None:
+        _take(self._door.addresses, self._address, 1)
+        if self._project is not None:
+            _take(self._door.requests, self._project, 1)
+            _take(self._door.bytes, self._project, self._bytes)
+
+
+class Door:
+    """An ASGI layer that knows what is under way in this process."""
+
+    def __init__(self, app: ASGIApp, limits: LimitSettings) -> None:
+        self._app = app
+        self.limits = limits
+        self.addresses: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.busy: dict[tuple[str, int], int] = {}
+        """Clients' ends of connections with a request under way: `connections` closes none of them for being idle."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if _is_ambiguous(scope["headers"]):
+            await _refuse_framing(send)
+            return
+        client = tuple(scope.get("client") or ("", 0))
+        ticket = scope[_TICKET] = Ticket(self, client[0], scope["headers"])
+        self.busy[client] = self.busy.get(client, 0) + 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            ticket.leave()
+            left = self.busy.pop(client) - 1
+            if left:
+                self.busy[client] = left
+
+
+def enter(scope: Mapping[str, Any]) -> None:
+    """The first thing that a front does with a request."""
+    if _TICKET in scope:
+        scope[_TICKET].enter()
+
+
+def admit(scope: Mapping[str, Any], project: str) -> None:
+    """The first thing that a front does with a request that it has verified."""
+    if _TICKET in scope:
+        scope[_TICKET].admit(project)
+
+
+class OverLimit(CallerError):
+    """The client has too much under way: the catalog answers 429, all others 503."""
+
+
+def slow_down(reason: str) -> CallerError:
+    return OverLimit("SlowDown", f"{reason} Please reduce your request rate.").with_headers(retry_after="1", connection="close")
+
+
+def is_refusal(problem: CallerError) -> bool:
+    return isinstance(problem, OverLimit)
+
+
+def _held(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    fields = dict(headers)
+    if b"transfer-encoding" in fields:
+        return _HELD
+    return min(int(fields.get(b"content-length", 0)), _HELD)
+
+
+def _is_ambiguous(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether another server could see another end of the body (RFC 9112, 6.1): only `chunked` alone is read alike by all."""
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    return codings not in ([], [b"chunked"]) or (bool(codings) and any(name == b"content-length" for name, _ in headers))
+
+
+async def _refuse_framing(send: Send) -> None:
+    sentence = b"Transfer-Encoding is chunked and nothing else, without a Content-Length.\n"
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(sentence)), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": sentence})
+
+
+def _take(counter: Counter[str], name: str, number: int) -> None:
+    """A name with nothing under way is forgotten: there is no end of names."""
+    counter[name] -= number
+    if counter[name] <= 0:
+        del counter[name]
