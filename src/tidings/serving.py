@@ -32,6 +32,8 @@ _SPARE = 1024
 """Accepted beyond the limit until the excess is closed: new clients do not wait for that."""
 _FILES = 512
 """Files that a process opens beside its connections."""
+_BUFFER = 128 * 1024
+"""Bytes of headers that are read, and about as many of an answer that wait for the client."""
 _STOP_SECONDS = 30
 """How long requests under way may take to finish once the server is told to stop."""
 _LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
@@ -62,7 +64,7 @@ def run(
         workers=workers,
         loop=Loops.uvloop,
         http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=int(limits.header_seconds * 1000)),
+        http1_settings=HTTP1Settings(header_read_timeout=int(limits.header_seconds * 1000), max_buffer_size=_BUFFER),
         websockets=False,
         backlog=_BACKLOG,
         backpressure=limits.connections + _SPARE,

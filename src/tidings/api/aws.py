@@ -38,6 +38,7 @@ class Call:
     principal: Principal
     body: bytes
     url: str
+    scope: Scope = field(repr=False)
     receive: Receive = field(repr=False)
     operation: str = "unknown"
     """For the metrics; the front sets it, to one of a fixed set of names."""
@@ -113,6 +114,7 @@ class Aws:
             key.principal,
             content,
             f"{scope.get('scheme', 'http')}://{hosts.host(raw_headers)}",
+            scope,
             receive,
         )
 

@@ -83,18 +83,20 @@ class Body:
             now = time.monotonic()
             self._waited, started = self._waited + now - started, now
             if now >= self._until:
-                self.close()
-                raise CallerError(
-                    "RequestTimeout", f"The body did not come within {limits.body_seconds:g} s: send less at once."
-                )
+                raise self._give_up(f"The body did not come within {limits.body_seconds:g} s: send less at once.")
             if self._waited >= limits.idle_seconds:
                 if self._came < limits.least_rate * limits.idle_seconds and not coming.done():
-                    self.close()
                     sentence = f"In {limits.idle_seconds:g} s only {self._came} bytes of the body came: send it again, faster."
-                    raise CallerError("RequestTimeout", sentence)
+                    raise self._give_up(sentence)
                 self._waited, self._came = 0.0, 0
             if coming.done():
                 return coming.result()
+
+    def _give_up(self, sentence: str) -> CallerError:
+        """Nothing more is waited for, also not by `drain`."""
+        self.close()
+        self.ended = True
+        return CallerError("RequestTimeout", sentence)
 
     def close(self) -> None:
         """Nothing more is wanted."""

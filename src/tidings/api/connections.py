@@ -1,8 +1,9 @@
 """The connections of a server's process, as the kernel sees them. Granian accepts them and offers no look at them.
 
-A thread looks at every socket of the process that is connected to the server's port. It closes the longest idle ones of an
-address, or of all, that has too many, and those whose client does not take its answer. It works on a duplicate of the
-descriptor, so the socket that it judges is the one that it closes. Linux only; elsewhere there is no thread.
+A thread looks at every socket of the process that is connected to the server's port. Where an address, or all together, have
+too many, it closes those that never had a verified request, the oldest first, then the longest idle. It also closes those
+whose client does not take its answer. It works on a duplicate of the descriptor, so the socket that it judges is the one
+that it closes. Linux only; elsewhere there is no thread.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tidings.api.limits import Door, LimitSettings
+from tidings.api.limits import Client, Door
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ _UNSENT = 144
 """Where struct tcp_info (linux/tcp.h) has tcpi_last_data_recv, tcpi_unacked, tcpi_bytes_acked and tcpi_notsent_bytes."""
 _RESET = struct.pack("ii", 1, 0)
 
-Client = tuple[str, int]
+Quiet = tuple[bool, float, Client]
+"""A connection without a verified request under way: whether it never had one, since when, and its client."""
 
 
 @dataclass(slots=True)
@@ -49,25 +51,30 @@ class Taken:
 class Connections:
     """What `watch` knows of the connections of this process."""
 
-    def __init__(self, port: int, limits: LimitSettings, busy: Collection[Client]) -> None:
+    def __init__(self, port: int, door: Door) -> None:
         self._port = port
-        self._limits = limits
-        self._busy = busy
+        self._limits = door.limits
+        self._door = door
+        self._came: dict[Client, float] = {}
         self._taken: dict[Client, Taken] = {}
         self.closed = 0
 
     def look(self, now: float) -> int:
         """Look at all connections once, and close those that are over a limit. Returns how many there are."""
-        idle: dict[str, list[tuple[int, Client]]] = defaultdict(list)
+        idle: dict[str, list[Quiet]] = defaultdict(list)
         number: dict[str, int] = defaultdict(int)
+        came: dict[Client, float] = {}
         taken: dict[Client, Taken] = {}
         slow: set[Client] = set()
         for client, connection in _connected(self._port):
             with connection:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
             number[client[0]] += 1
-            if client not in self._busy:
-                idle[client[0]].append((_u32(info, _LAST_RECEIVED), client))
+            came[client] = self._came.get(client, now)
+            if client not in self._door.busy:
+                served = client in self._door.served
+                quiet = _u32(info, _LAST_RECEIVED) / 1000 if served else now - came[client]
+                idle[client[0]].append((not served, quiet, client))
             if _u32(info, _UNACKED) or _u32(info, _UNSENT):
                 before = self._taken.get(client) or Taken(now, _u64(info, _ACKED))
                 if now - before.at >= self._limits.idle_seconds:
@@ -75,7 +82,8 @@ class Connections:
                         slow.add(client)
                     before = Taken(now, _u64(info, _ACKED))
                 taken[client] = before
-        self._taken = taken
+        self._came, self._taken = came, taken
+        self._door.served.intersection_update(came)
         over = _over(idle, number, self._limits.connections_per_address, self._limits.connections)
         if over or slow:
             self._close(over, slow)
@@ -86,7 +94,7 @@ class Connections:
             with connection:
                 if client in slow:  # what waits to be sent is thrown away, else the kernel would keep it
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                elif client not in idle or client in self._busy:
+                elif client not in idle or client in self._door.busy:
                     continue
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -98,9 +106,7 @@ class Connections:
 def watch(port: int, door: Door) -> None:
     """Start the thread, in the process that serves. It ends with the process."""
     if sys.platform == "linux":
-        threading.Thread(
-            target=_watch, args=(Connections(port, door.limits, door.busy),), name="connections", daemon=True
-        ).start()
+        threading.Thread(target=_watch, args=(Connections(port, door),), name="connections", daemon=True).start()
 
 
 def _watch(connections: Connections) -> None:
@@ -139,15 +145,15 @@ def _connected(port: int) -> Iterator[tuple[Client, socket.socket]]:
         connection.close()
 
 
-def _over(idle: dict[str, list[tuple[int, Client]]], number: dict[str, int], per_address: int, most: int) -> set[Client]:
-    """The longest idle connections of each address with too many, then those of all."""
+def _over(idle: dict[str, list[Quiet]], number: dict[str, int], per_address: int, most: int) -> set[Client]:
+    """The connections to close: of each address with too many, then of all."""
     over: set[Client] = set()
     for address, quiet in idle.items():
         if (excess := number[address] - per_address) > 0:
-            over |= {client for _, client in sorted(quiet, reverse=True)[:excess]}
+            over |= {client for *_, client in sorted(quiet, reverse=True)[:excess]}
     if (excess := sum(number.values()) - len(over) - most) > 0:
-        left = sorted((each for quiet in idle.values() for each in quiet if each[1] not in over), reverse=True)
-        over |= {client for _, client in left[:excess]}
+        left = sorted((each for quiet in idle.values() for each in quiet if each[2] not in over), reverse=True)
+        over |= {client for *_, client in left[:excess]}
     return over
 
 

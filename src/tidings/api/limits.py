@@ -7,7 +7,8 @@ request never reach this layer; `tidings.api.connections` limits them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings.errors import CallerError
 
+Client = tuple[str, int]
+"""The address and port of the client's end of a connection."""
 _TICKET = "tidings.ticket"
 _HELD = 8 * 1024 * 1024
 """Of one body no more than this is in memory at once: larger ones are streams."""
@@ -28,6 +31,9 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
         1024, ge=1, description="connections from one address, and requests of it under way; raise it behind a proxy"
     )
     requests_per_project: int = Field(256, ge=1, description="requests of a project under way; more are answered with SlowDown")
+    waits_per_project: int = Field(
+        512, ge=1, description="SQS receives of a project that wait for a message; they do not count as requests meanwhile"
+    )
     bytes_per_project: int = Field(
         1 << 30, ge=_HELD, description="bytes of a project's bodies under way; of each, 8 MiB at most count"
     )
@@ -44,8 +50,8 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
         """What the log says when the server starts."""
         return (
             f"in each of {workers} processes: {self.connections} connections, {self.connections_per_address} per address; "
-            f"{self.requests_per_project} requests and {self.bytes_per_project >> 20} MiB of bodies per project; headers in "
-            f"{self.header_seconds:g} s, bodies in {self.body_seconds:g} s, "
+            f"{self.requests_per_project} requests, {self.waits_per_project} waits and {self.bytes_per_project >> 20} MiB of "
+            f"bodies per project; headers in {self.header_seconds:g} s, bodies in {self.body_seconds:g} s, "
             f"at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
         )
 
@@ -53,22 +59,24 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
 class Ticket:
     """What one request takes up, from its first header to the last byte of its answer."""
 
-    def __init__(self, door: Door, address: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, door: Door, client: Client, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._door = door
-        self._address = address
+        self._client = client
         self._bytes = _held(headers)
         self._project: str | None = None
-        door.addresses[address] += 1
+        door.addresses[client[0]] += 1
 
     def enter(self) -> None:
-        """Refuse a request before anything is read for it: its framing is doubtful, or its address has too many."""
+        """Refuse a request of an address that has too many, before anything is read for it."""
         most = self._door.limits.connections_per_address
-        if self._door.addresses[self._address] > most:
+        if self._door.addresses[self._client[0]] > most:
             raise slow_down(f"More than {most} requests from your address are under way.")
 
     def admit(self, project: str) -> None:
         """Call it when the request is verified: nobody may use up the limits of a project whose key it does not have."""
         limits, door = self._door.limits, self._door
+        if len(door.busy) >= limits.connections:
+            raise slow_down(f"{limits.connections} requests are under way.")
         if door.requests[project] >= limits.requests_per_project:
             raise slow_down(f"{limits.requests_per_project} requests of this project are under way.")
         if door.bytes[project] + self._bytes > limits.bytes_per_project:
@@ -76,10 +84,27 @@ class Ticket:
         self._project = project
         door.requests[project] += 1
         door.bytes[project] += self._bytes
+        door.busy.add(self._client)
+        door.served.add(self._client)
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Within the block the request waits for something to happen, and does not count as one under way."""
+        door, project, most = self._door, str(self._project), self._door.limits.waits_per_project
+        if door.waits[project] >= most:
+            raise slow_down(f"{most} receives of this project wait for messages.")
+        door.waits[project] += 1
+        _take(door.requests, project, 1)
+        try:
+            yield
+        finally:
+            door.requests[project] += 1
+            _take(door.waits, project, 1)
 
     def leave(self) -> None:
-        _take(self._door.addresses, self._address, 1)
+        _take(self._door.addresses, self._client[0], 1)
         if self._project is not None:
+            self._door.busy.discard(self._client)
             _take(self._door.requests, self._project, 1)
             _take(self._door.bytes, self._project, self._bytes)
 
@@ -92,9 +117,12 @@ class Door:
         self.limits = limits
         self.addresses: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self.busy: dict[tuple[str, int], int] = {}
-        """Clients' ends of connections with a request under way: `connections` closes none of them for being idle."""
+        self.busy: set[Client] = set()
+        """Connections with a verified request under way: `connections` closes none of them for being idle."""
+        self.served: set[Client] = set()
+        """Connections that had a verified request, and some that have ended since: `connections` closes others first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,16 +131,12 @@ class Door:
         if _is_ambiguous(scope["headers"]):
             await _refuse_framing(send)
             return
-        client = tuple(scope.get("client") or ("", 0))
-        ticket = scope[_TICKET] = Ticket(self, client[0], scope["headers"])
-        self.busy[client] = self.busy.get(client, 0) + 1
+        address, port = scope.get("client") or ("", 0)
+        ticket = scope[_TICKET] = Ticket(self, (address, port), scope["headers"])
         try:
             await self._app(scope, receive, send)
         finally:
             ticket.leave()
-            left = self.busy.pop(client) - 1
-            if left:
-                self.busy[client] = left
 
 
 def enter(scope: Mapping[str, Any]) -> None:
@@ -125,6 +149,11 @@ def admit(scope: Mapping[str, Any], project: str) -> None:
     """The first thing that a front does with a request that it has verified."""
     if _TICKET in scope:
         scope[_TICKET].admit(project)
+
+
+def wait(scope: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """A block in which a verified request waits for something to happen."""
+    return scope[_TICKET].wait() if _TICKET in scope else nullcontext()
 
 
 class OverLimit(CallerError):
