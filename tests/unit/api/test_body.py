@@ -98,3 +98,13 @@ def test_draining_what_has_ended_or_gone_away_does_not_wait() -> None:
             await Body(Client({"type": "http.disconnect"}), CHUNKED).drain()
 
     asyncio.run(run())
+
+
+def test_a_body_that_was_given_up_is_not_drained() -> None:
+    async def given_up() -> None:
+        body = Body(Client(piece(b"abc")), CHUNKED, LimitSettings(idle_seconds=0.01))
+        with pytest.raises(CallerError, match="RequestTimeout"):
+            await everything(body)
+        await body.drain()
+
+    asyncio.run(given_up())
