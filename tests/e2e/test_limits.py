@@ -1,4 +1,4 @@
-"""Clients that take up all they can, beside a tenant that behaves well. `make chaos` has the long forms and looks at the clock."""
+"""Clients that take up all they can, beside a tenant that behaves well. `make chaos` has the long forms, with a clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psycopg
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-
-from conftest import fresh_database
 from floods import Plan, flooding
 from s3_server import REGION, Server, Signer, s3_server
 from tenant import RATE, Tenant
+
+from conftest import fresh_database
 from tidings.access.keys import create_key
 from tidings.access.projects import create_project
 from tidings.local.postgres import Postgres
@@ -110,8 +110,8 @@ def test_a_tenant_gets_all_its_answers_beside_a_flood(
     with tenant.at_work():
         tenant.until(3 * RATE)
     before = defaults.memory()
-    with flooding(flood(defaults, connections)) as report, tenant.at_work():
-        tenant.until(seconds * RATE)
+    with tenant.at_work(), flooding(flood(defaults, connections)) as report:
+        tenant.until(len(tenant.took) + seconds * RATE)
         during = defaults.memory()
     assert tenant.failed == []
     assert report.opened >= connections

@@ -57,6 +57,7 @@ class Connections:
         self._door = door
         self._came: dict[Client, float] = {}
         self._taken: dict[Client, Taken] = {}
+        self._absent: set[Client] = set()
         self.closed = 0
 
     def look(self, now: float) -> int:
@@ -83,11 +84,16 @@ class Connections:
                     before = Taken(now, _u64(info, _ACKED))
                 taken[client] = before
         self._came, self._taken = came, taken
-        self._door.served.intersection_update(came)
+        self._forget(self._door.served.difference(came))
         over = _over(idle, number, self._limits.connections_per_address, self._limits.connections)
         if over or slow:
             self._close(over, slow)
         return sum(number.values())
+
+    def _forget(self, absent: set[Client]) -> None:
+        """Who is missing for the first time may have come during the look."""
+        self._door.served.difference_update(absent & self._absent)
+        self._absent = absent
 
     def _close(self, idle: set[Client], slow: set[Client]) -> None:
         for client, connection in _connected(self._port):

@@ -132,7 +132,8 @@ class Door:
             await _refuse_framing(send)
             return
         address, port = scope.get("client") or ("", 0)
-        ticket = scope[_TICKET] = Ticket(self, (address, port), scope["headers"])
+        client = (address, int(port))  # granian gives the port as text
+        ticket = scope[_TICKET] = Ticket(self, client, scope["headers"])
         try:
             await self._app(scope, receive, send)
         finally:
