@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from granian import Granian
@@ -17,8 +20,20 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from starlette.types import ASGIApp
 
+from tidings.api import connections
+from tidings.api.limits import Door, LimitSettings
 from tidings.errors import OperatorError
 
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+_SPARE = 1024
+"""Accepted beyond the limit until the excess is closed: new clients do not wait for that."""
+_FILES = 512
+"""Files that a process opens beside its connections."""
+_BUFFER = 128 * 1024
+"""Bytes of headers that are read, and about as many of an answer that wait for the client."""
 _STOP_SECONDS = 30
 """How long requests under way may take to finish once the server is told to stop."""
 _LOG = {"formatters": {}, "handlers": {}, "loggers": {"_granian": {"handlers": [], "propagate": True}}}
@@ -27,13 +42,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(
-    load: Callable[[], ASGIApp], host: str, port: int, workers: int, certificate: Path | None = None, key: Path | None = None
+    load: Callable[[], ASGIApp],
+    host: str,
+    port: int,
+    workers: int,
+    limits: LimitSettings,
+    certificate: Path | None = None,
+    key: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread.
 
     `load` makes the application in each worker, and carries the settings there. An import string would send them through the
     environment, and would put the current folder in front of the module path.
     """
+    _raise_descriptors(limits.connections)
     server = Granian(
         "tidings",
         address=host,
@@ -42,8 +64,10 @@ def run(
         workers=workers,
         loop=Loops.uvloop,
         http=HTTPModes.http1,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000),
+        http1_settings=HTTP1Settings(header_read_timeout=int(limits.header_seconds * 1000), max_buffer_size=_BUFFER),
         websockets=False,
+        backlog=_BACKLOG,
+        backpressure=limits.connections + _SPARE,
         respawn_failed_workers=True,
         workers_kill_timeout=_STOP_SECONDS,
         log_level=LogLevels.warning,
@@ -53,7 +77,27 @@ def run(
         ssl_key=key,
         ssl_protocol_min=SSLProtocols.tls12,  # older SDKs have no TLS 1.3
     )
-    server.serve(target_loader=load, wrap_loader=False)
+    _log.info("limits %s", limits.describe(workers))
+    server.serve(target_loader=partial(_behind_door, load, port, limits), wrap_loader=False)
+
+
+def _behind_door(load: Callable[[], ASGIApp], port: int, limits: LimitSettings) -> ASGIApp:
+    """What each worker runs: the application, with its limits in front."""
+    door = Door(load(), limits)
+    connections.watch(port, door)
+    return door
+
+
+def _raise_descriptors(most: int) -> None:
+    """A process may open as many files as the system lets it; where that is too few, the operator learns it here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < most + _SPARE + _FILES:
+        words = (
+            "a process may open %d files, too few for %d connections: raise `ulimit -Hn` or lower TIDINGS_LIMITS__CONNECTIONS"
+        )
+        _log.warning(words, hard, most)
 
 
 def die_with_parent() -> None:

@@ -16,6 +16,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_core import to_json
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from tidings.api.limits import LimitSettings
 from tidings.api.settings import ApiSettings
 from tidings.catalog.settings import CatalogSettings
 from tidings.changestream.settings import ChangestreamSettings
@@ -71,6 +72,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = Field(DatabaseSettings())
     secrets: SecretsSettings = Field(SecretsSettings())
     api: ApiSettings = Field(ApiSettings())
+    limits: LimitSettings = Field(LimitSettings())
     store: StoreSettings = Field(StoreSettings())
     bucket_eventing: BucketEventingSettings = Field(BucketEventingSettings())
     changestream: ChangestreamSettings = Field(ChangestreamSettings())

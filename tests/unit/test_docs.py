@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from tidings import plugins, settings
+from tidings.api.limits import LimitSettings
 from tidings.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,3 +103,13 @@ def test_every_setting_says_what_it_means() -> None:
         assert section.annotation is not None
         for name, field in section.annotation.model_fields.items():
             assert field.description, name
+
+
+def test_the_limits_are_documented_as_they_are() -> None:
+    rows = re.findall(
+        r"^\| `TIDINGS_LIMITS__(\w+)` \| (\S+) \| (.*?) \|", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE
+    )
+    fields = LimitSettings.model_fields.items()
+    assert [(name.lower(), float(value), words) for name, value, words in rows] == [
+        (name, float(field.default), field.description) for name, field in fields
+    ]

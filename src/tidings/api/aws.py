@@ -16,7 +16,7 @@ from typing import Protocol
 from tidings import metrics
 from tidings.access import sigv4
 from tidings.access.keys import Principal
-from tidings.api import acts, cors, errors, hosts, tracing
+from tidings.api import acts, cors, errors, hosts, limits, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.response import Response, Send, closed
@@ -39,6 +39,7 @@ class Call:
     principal: Principal
     body: bytes
     url: str
+    scope: Scope = field(repr=False)
     receive: Receive = field(repr=False)
     source_ip: str = ""
     operation: str = "unknown"
@@ -80,15 +81,16 @@ class Aws:
         request_id = str(uuid.uuid4())
         service = sigv4.service_of(scope["headers"])
         front = self._fronts[service]
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._parts.settings.limits)
         call: Call | None = None
         try:
+            limits.enter(scope)
             call = await self._verified(scope, service, body, receive, request_id)
             response = await front.serve(self._parts, call)
         except Exception as error:
             resource = f"{service}:{call.operation}" if call else service
             response = front.refused(errors.as_caller_error(error, scope["method"], resource, request_id), request_id)
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-amzn-requestid": request_id}
         if body.unread:  # see `S3.__call__`
             answer["connection"] = "close"
@@ -108,6 +110,7 @@ class Aws:
         content = await _whole(body)
         sigv4.verify(signed.over(content), key.secret)
         self._parts.keys.keep(key)
+        limits.admit(scope, key.principal.project)
         tracing.verified(scope)
         return Call(
             request_id,
@@ -118,6 +121,7 @@ class Aws:
             key.principal,
             content,
             f"{scope.get('scheme', 'http')}://{hosts.host(raw_headers)}",
+            scope,
             receive,
             scope["client"][0] if scope.get("client") else "",
         )

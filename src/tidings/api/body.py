@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
+from tidings.api.limits import LimitSettings
 from tidings.errors import CallerError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-STALL_SECONDS = 60.0
 _DRAIN_BYTES = 8 * 1024 * 1024
 _DRAIN_SECONDS = 5.0
+_BUSY_DRAIN_SECONDS = 0.5
+_BUSY = (429, 503)
+"""Who sends too much is answered at once."""
+_DEFAULTS = LimitSettings()
 
 
 def _announced(headers: Sequence[tuple[bytes, bytes]]) -> int | None:
@@ -38,9 +43,12 @@ class Incoming(Protocol):
 class Body:
     """`ended` says that nothing more will come: the length was announced and has arrived, or the last piece has."""
 
-    def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], limits: LimitSettings = _DEFAULTS) -> None:
         self._receive = receive
-        self._stall_seconds = stall_seconds
+        self._limits = limits
+        self._until: float | None = None
+        self._waited = 0.0
+        self._came = 0
         self._left = _announced(headers)
         self._waits = any(name == b"expect" for name, _ in headers)
         self.unread = self._waits
@@ -51,16 +59,12 @@ class Body:
     async def next(self) -> bytes:
         """The next piece. A client that goes away, or sends nothing for too long, has not sent a whole body."""
         self.unread = False
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                message = await (self._coming or self._receive())
-        except TimeoutError:
-            sentence = f"Nothing of the body came for {self._stall_seconds:.0f} s: send it again."
-            raise CallerError("RequestTimeout", sentence) from None
+        message = await self._message()
         if message["type"] != "http.request":
             self.ended = True
             raise CallerError("IncompleteBody", "The connection was closed before the whole body had come.")
         piece: bytes = message.get("body", b"")
+        self._came += len(piece)
         if self._left is not None:
             self._left -= len(piece)
         self.ended = self._left == 0 or not message.get("more_body", False)
@@ -68,12 +72,38 @@ class Body:
         self._coming = None if self.ended else asyncio.ensure_future(self._receive())
         return piece
 
+    async def _message(self) -> MutableMapping[str, Any]:
+        """The next message, if the body keeps its least rate. Only time spent waiting for the client counts against it."""
+        coming = self._coming = self._coming or asyncio.ensure_future(self._receive())
+        limits, started = self._limits, time.monotonic()
+        self._until = self._until or started + limits.body_seconds
+        while True:
+            left = min(limits.idle_seconds - self._waited, self._until - started)
+            await asyncio.wait((coming,), timeout=max(left, 0))
+            now = time.monotonic()
+            self._waited, started = self._waited + now - started, now
+            if now >= self._until:
+                raise self._give_up(f"The body did not come within {limits.body_seconds:g} s: send less at once.")
+            if self._waited >= limits.idle_seconds:
+                if self._came < limits.least_rate * limits.idle_seconds and not coming.done():
+                    sentence = f"In {limits.idle_seconds:g} s only {self._came} bytes of the body came: send it again, faster."
+                    raise self._give_up(sentence)
+                self._waited, self._came = 0.0, 0
+            if coming.done():
+                return coming.result()
+
+    def _give_up(self, sentence: str) -> CallerError:
+        """Nothing more is waited for, also not by `drain`."""
+        self.close()
+        self.ended = True
+        return CallerError("RequestTimeout", sentence)
+
     def close(self) -> None:
         """Nothing more is wanted."""
         if self._coming is not None:
             self._coming.cancel()
 
-    async def drain(self) -> None:
+    async def drain(self, status: int = 400) -> None:
         """Take in the rest of a body that was refused, within limits.
 
         The server closes a connection on which something is left unread, and a client that is still sending then may
@@ -84,7 +114,7 @@ class Body:
         if self._waits and (self._left is None or self._left > left):
             return
         try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(_BUSY_DRAIN_SECONDS if status in _BUSY else _DRAIN_SECONDS):
                 while not self.ended and left > 0:
                     left -= len(await self.next())
         except (TimeoutError, CallerError):

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 from tidings import metrics
 from tidings.access.permissions import SUBSCRIBE
-from tidings.api import acts, catalog_calls, catalog_subscriptions, cors, errors, tracing
+from tidings.api import acts, catalog_calls, catalog_subscriptions, cors, errors, limits, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.catalog_calls import Found
 from tidings.api.parts import Parts
@@ -40,15 +40,17 @@ class CatalogFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = str(uuid.uuid4())
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._parts.settings.limits)
         operation = "unknown"
         try:
+            limits.enter(scope)
             if cors.is_preflight(scope["method"], scope["headers"]):
                 response = cors.preflight(scope["headers"], self._parts.settings.api.cors_origins)
             else:
                 found = self._found(scope["method"], scope["raw_path"])
                 operation = found.name
                 repository, caller, allowed = await self._verified(scope, found.action, request_id)
+                limits.admit(scope, repository)
                 place = (repository, caller.source_ip, scope["path"].rpartition("/")[2], request_id)
                 async with acts.act(self._parts.pool, "catalog", found.name, caller.name, *place):
                     if not allowed:
@@ -58,7 +60,7 @@ class CatalogFront:
         except Exception as error:
             problem = errors.as_caller_error(error, scope["method"], f"catalog:{operation}", request_id)
             response = _refusal(problem, scope["method"])
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-request-id": request_id}
         if body.unread:  # see `S3.__call__`
             answer["connection"] = "close"
@@ -132,7 +134,7 @@ def _answer(document: object) -> Response:
 
 
 def _refusal(problem: CallerError, method: str) -> Response:
-    status = problem.status
+    status = HTTPStatus.TOO_MANY_REQUESTS if limits.is_refusal(problem) else problem.status
     code = problem.error_code if isinstance(problem, CatalogError) else "BAD_REQUEST" if status < 500 else "UNKNOWN"
     document = {
         "status": status,

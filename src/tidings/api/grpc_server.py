@@ -17,6 +17,9 @@ MAX_REQUEST = 64 * 1024
 STOP_SECONDS = 12.0
 """A little longer than a test event may take: a call under way is finished before the server stops."""
 
+MOST_CALLS = 1024
+"""Under way at once in a process; more are answered with RESOURCE_EXHAUSTED."""
+
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST),
     ("grpc.max_metadata_size", 32 * 1024),  # the longest API key in it, and what clients add
@@ -31,7 +34,10 @@ _OPTIONS = [
 @asynccontextmanager
 async def serving(parts: Parts) -> AsyncIterator[None]:
     """Answers calls for as long as the block lasts, and lets those under way finish."""
-    server = grpc.aio.server(options=_OPTIONS)
+    limits = parts.settings.limits
+    connections = ("grpc.max_allowed_incoming_connections", limits.connections)
+    handshake = ("grpc.server_handshake_timeout_ms", int(limits.header_seconds * 1000))
+    server = grpc.aio.server(options=[*_OPTIONS, connections, handshake], maximum_concurrent_rpcs=MOST_CALLS)
     server.add_generic_rpc_handlers((Metainfo(parts).handler(),))
     _listen(server, parts.settings.api)
     await server.start()

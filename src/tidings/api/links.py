@@ -9,7 +9,7 @@ import uuid
 from urllib.parse import parse_qs
 
 from tidings import metrics
-from tidings.api import errors, query, sns
+from tidings.api import errors, limits, query, sns
 from tidings.api.acts import named
 from tidings.api.body import Receive
 from tidings.api.response import Response, Send
@@ -40,6 +40,7 @@ class Links:
         request_id = str(uuid.uuid4())
         operation = "Certificate" if scope["path"] != "/" else "Link"
         try:
+            limits.enter(scope)
             if scope["method"] == "HEAD":  # whoever looks at a link has not followed it
                 response = Response(200, {"content-type": "text/xml"})
             elif operation == "Certificate":

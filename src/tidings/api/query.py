@@ -57,18 +57,15 @@ def answer(namespace: str, action: str, result: Iterable[Node] | None, request_i
     """`result` is None for an action that says nothing but that it was done."""
     parts: list[Node] = [] if result is None else [(f"{action}Result", list(result))]
     parts.append(("ResponseMetadata", [("RequestId", request_id)]))
-    return _xml(200, xml.document(f"{action}Response", parts, namespace))
+    return Response(200, {"content-type": "text/xml"}, xml.document(f"{action}Response", parts, namespace))
 
 
 def refusal(namespace: str, problem: CallerError, request_id: str) -> Response:
     side = "Receiver" if problem.status >= 500 else "Sender"
     code = _CODES.get(problem.code, problem.code)
     error: list[Node] = [("Type", side), ("Code", code), ("Message", problem.message)]
-    return _xml(problem.status, xml.document("ErrorResponse", [("Error", error), ("RequestId", request_id)], namespace))
-
-
-def _xml(status: int, body: bytes) -> Response:
-    return Response(status, {"content-type": "text/xml"}, body)
+    body = xml.document("ErrorResponse", [("Error", error), ("RequestId", request_id)], namespace)
+    return Response(problem.status, {**problem.headers, "content-type": "text/xml"}, body)
 
 
 def _malformed(problem: str) -> CallerError:

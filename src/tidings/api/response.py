@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidings.api.body import STALL_SECONDS, Receive
+from tidings.api.body import Receive
+
+STALL_SECONDS = 60.0
+"""Where the kernel shows no more (see `connections`), who takes nothing for so long is not waited for."""
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tidings import metrics
 from tidings.access import policy, sigv4
-from tidings.api import acts, cors, errors, hosts, operations, post, tracing
+from tidings.api import acts, cors, errors, hosts, limits, operations, post, tracing
 from tidings.api.body import Body, Receive
 from tidings.api.parts import Parts
 from tidings.api.request import Request, target
@@ -33,13 +33,13 @@ class S3:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = os.urandom(8).hex().upper()
         method: str = scope["method"]
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._parts.settings.limits)
         try:
             response = await self._serve(scope, body, request_id)
         except Exception as error:
             resource = scope["raw_path"].decode("latin-1")
             response = errors.response(error, method, resource, request_id, self._host_id)
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-amz-request-id": request_id, "x-amz-id-2": self._host_id}
         if body.unread:
             # botocore takes an answer that came in place of "100 Continue" for the answer to its next request as well
@@ -53,6 +53,7 @@ class S3:
     async def _serve(self, scope: Scope, body: Body, request_id: str) -> Response:
         method, raw_path, raw_query, raw_headers = scope["method"], scope["raw_path"], scope["query_string"], scope["headers"]
         settings, now = self._parts.settings.api, datetime.now(UTC)
+        limits.enter(scope)
         if cors.is_preflight(method, raw_headers):
             return cors.preflight(raw_headers, settings.cors_origins)
         form = await post.opened(body, raw_headers) if post.is_post(method, raw_query, raw_headers) else None
@@ -66,6 +67,7 @@ class S3:
             raise CallerError("InvalidAccessKeyId", message, **_named(signed.access_key_id))
         signing = sigv4.verify(signed, key.secret)
         self._parts.keys.keep(key)
+        limits.admit(scope, key.principal.project)
         host = hosts.host(raw_headers)
         wanted = target(raw_path, raw_query, host, settings.domains, signed.spent)
         request = Request(

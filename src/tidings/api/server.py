@@ -38,7 +38,7 @@ def serve(settings: Settings) -> None:
         _log.warning("%s", sentence)
     certificate, key = tls.files(settings.api)
     with metrics.shared():
-        run(partial(_load, settings), host, port, settings.api.workers, certificate, key)
+        run(partial(_load, settings), host, port, settings.api.workers, settings.limits, certificate, key)
 
 
 def _check_settings(settings: Settings) -> None:

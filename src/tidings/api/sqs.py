@@ -84,7 +84,7 @@ class Sqs:
     def refused(self, problem: CallerError, request_id: str) -> Response:  # noqa: ARG002
         shape, old, status = _names(problem)
         fault = "Sender" if status < 500 else "Receiver"
-        headers = {"content-type": _TYPE, "x-amzn-query-error": f"{old};{fault}"}
+        headers = {**problem.headers, "content-type": _TYPE, "x-amzn-query-error": f"{old};{fault}"}
         return Response(
             status, headers, json.dumps({"__type": f"com.amazonaws.sqs#{shape}", "message": problem.message}).encode()
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from tidings.access.permissions import RECEIVE_MESSAGE, SEND_MESSAGE
+from tidings.api import limits
 from tidings.api.aws import Call
 from tidings.api.json_document import Document
 from tidings.api.parts import Parts
@@ -114,9 +115,12 @@ async def _received(parts: Parts, call: Call, queue: Queue, most: int, hidden: i
             gone = gone or asyncio.ensure_future(call.closed())
             waiting = asyncio.ensure_future(parts.queues.waiting.wait(queue.id, left))
             first: list[asyncio.Future[Any]] = [gone, waiting]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            try:
+                with limits.wait(call.scope):
+                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            finally:
                 waiting.cancel()
+            if gone.done():
                 return []
             # Purged, changed or deleted meanwhile: the queue is asked for again.
             queue = await parts.queues.open(call.principal, (queue.project, queue.name), RECEIVE_MESSAGE)

@@ -29,7 +29,8 @@ INLINE = 4096
 PART = 5 * 1024 * 1024
 """What one upload keeps in memory, at most a few times: the smallest part that S3 accepts."""
 _CHUNK = 256 * 1024
-_READ = 1024 * 1024
+_READ = 128 * 1024
+"""The server holds up to eight pieces for a client that takes them slowly: see `api.limits`."""
 _SYNC_EVERY = 16 * 1024 * 1024
 _LOCAL_PART = 1024 * 1024
 _AT_ONCE = 512 * 1024

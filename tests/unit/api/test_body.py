@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tidings.api.body import Body
+from tidings.api.limits import LimitSettings
 from tidings.errors import CallerError
 
 CHUNKED = [(b"transfer-encoding", b"chunked")]
@@ -58,7 +59,7 @@ def test_a_client_that_goes_away_has_not_sent_a_whole_body() -> None:
 def test_a_client_that_stalls_is_not_waited_for_for_ever() -> None:
     client = Client(piece(b"abc"))
     with pytest.raises(CallerError, match="RequestTimeout"):
-        asyncio.run(everything(Body(client, [(b"content-length", b"5")], stall_seconds=0.05)))
+        asyncio.run(everything(Body(client, [(b"content-length", b"5")], LimitSettings(idle_seconds=0.05))))
 
 
 def test_the_rest_of_a_refused_body_is_taken_in_within_limits() -> None:
@@ -97,3 +98,13 @@ def test_draining_what_has_ended_or_gone_away_does_not_wait() -> None:
             await Body(Client({"type": "http.disconnect"}), CHUNKED).drain()
 
     asyncio.run(run())
+
+
+def test_a_body_that_was_given_up_is_not_drained() -> None:
+    async def given_up() -> None:
+        body = Body(Client(piece(b"abc")), CHUNKED, LimitSettings(idle_seconds=0.01))
+        with pytest.raises(CallerError, match="RequestTimeout"):
+            await everything(body)
+        await body.drain()
+
+    asyncio.run(given_up())

@@ -27,7 +27,7 @@ def serve(settings: Settings) -> None:
         )
     check_free(files.host, files.port, "TIDINGS_FILES__HOST", "TIDINGS_FILES__PORT")
     with metrics.shared():
-        run(partial(_load, settings), files.host, files.port, files.workers)
+        run(partial(_load, settings), files.host, files.port, files.workers, settings.limits)
 
 
 def _load(settings: Settings) -> ASGIApp:

@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 import aiohttp
 import psycopg
 from psycopg_pool import ConnectionPool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from tidings import metrics
+from tidings.api import limits
+from tidings.api.body import Body
 from tidings.api.figures import HIDDEN, may_read
 from tidings.consumers.files import registry
 from tidings.consumers.files.authorising import allowed
@@ -32,6 +34,7 @@ from tidings.consumers.files.refusals import Failed, Invalid, Refusal, Unauthent
 from tidings.consumers.files.settings import FilesSettings
 from tidings.consumers.files.taking import Taking
 from tidings.db.connecting import noticing
+from tidings.errors import CallerError
 from tidings.outgoing.connecting import Caller
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.outgoing.urls import Refused
@@ -110,21 +113,23 @@ class _App:
             await asyncio.to_thread(self._pool.close)
 
     async def receive(self, request: Request) -> Response:
+        body = Body(request.receive, request.scope["headers"], self._settings.limits)
         try:
-            message = await self._verified(request)
+            limits.enter(request.scope)
+            message = await self._verified(request, await _whole(body))
             response: Response = JSONResponse(await self._taking.take(message))
         except Refusal as refusal:
             response = _refused(refusal, request)
-        except ClientDisconnect:
-            response = Response(status_code=400)
+        except CallerError as problem:
+            response = JSONResponse({"error": problem.message}, problem.status, problem.headers)
         except Exception:
             _log.exception("a message could not be handled")
             response = JSONResponse({"error": "Internal error: see the log"}, 500)
+        body.close()
         metrics.answered("files:Notify", response.status_code)
         return response
 
-    async def _verified(self, request: Request) -> Verified:
-        body = await _body(request)
+    async def _verified(self, request: Request, body: bytes) -> Verified:
         try:
             return await self._verifier.verify(body, request.headers.get("x-amz-sns-message-type"))
         except Malformed as error:
@@ -192,14 +197,14 @@ def _configure(connection: psycopg.Connection[Any]) -> None:
     connection.execute(f"set statement_timeout = '{_STATEMENT_SECONDS}s'".encode())
 
 
-async def _body(request: Request) -> bytes:
+async def _whole(body: Body) -> bytes:
     """No more of it than a message can have."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BYTES:
+    content = bytearray()
+    while not body.ended:
+        content += await body.next()
+        if len(content) > MAX_BYTES:
             raise Invalid(f"Not a message of SNS: it has more than {MAX_BYTES} bytes")
-    return bytes(body)
+    return bytes(content)
 
 
 def _refused(refusal: Refusal, request: Request) -> Response:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote
 
 from tidings.access.keys import KeyCache
 from tidings.access.permissions import DELETE, LIST, WRITE
-from tidings.api import cors, errors
+from tidings.api import cors, errors, limits
 from tidings.api.body import Body, Receive
 from tidings.api.form import MAX_FIELDS, Form, is_form
 from tidings.api.response import Response, Send
@@ -60,9 +60,10 @@ class Front:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         request_id = str(uuid.uuid4())
-        body = Body(receive, scope["headers"])
+        body = Body(receive, scope["headers"], self._settings.limits)
         origins = self._settings.api.cors_origins
         try:
+            limits.enter(scope)
             if cors.is_preflight(scope["method"], scope["headers"]):
                 response = cors.preflight(scope["headers"], origins)
             else:
@@ -71,7 +72,7 @@ class Front:
             problem = errors.as_caller_error(error, scope["method"], PATH, request_id)
             document = {"success": False, "error": {"code": problem.code, "message": problem.message}}
             response = _answer(document, problem.status, problem.headers)
-            await body.drain()
+            await body.drain(response.status)
         answer = {**response.headers, "x-request-id": request_id}
         if body.unread:  # see `S3.__call__`
             answer["connection"] = "close"
@@ -101,6 +102,7 @@ class Front:
             raise UploadError("Unauthorized", sentence).with_headers(www_authenticate="Bearer")
         if not principal.grant.allows_beside_buckets(action, time.time()):
             raise UploadError("Forbidden", f"The key does not allow {action} for uploads.")
+        limits.admit(scope, principal.project)
         return principal.project
 
     async def _post(self, organisation: str, scope: Any, body: Body) -> Response:

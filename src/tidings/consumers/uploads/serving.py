@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
     keyring.check_at_start(settings.database_url, settings.secrets)
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
     settings = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})  # read once, not in each worker
-    run(partial(_load, settings), host, port, settings.api.workers)
+    run(partial(_load, settings), host, port, settings.api.workers, settings.limits)
 
 
 def _load(settings: Settings) -> ASGIApp:
