@@ -38,13 +38,14 @@ async def _redrive(
     done: Redriven,
     progress: Callable[[int, int], None],
 ) -> None:
-    open_: dict[str, destinations.Destination] = {}
+    open_: dict[tuple[str, str], destinations.Destination] = {}
     try:
         for letter in letters:
             arn = letter["destination"]
-            if arn not in open_:
-                open_[arn] = destinations.connect(arn, settings)
-            [outcome] = await open_[arn].send([_message(letter)], settings.delivery.publish_timeout_seconds)
+            way = letter["project"], arn
+            if way not in open_:
+                open_[way] = destinations.connect_for(*way, settings)
+            [outcome] = await open_[way].send([_message(letter)], settings.delivery.publish_timeout_seconds)
             if outcome.verdict is Verdict.SENT:
                 dead_letters.end(connection, [letter["id"]], "sent")
                 connection.commit()

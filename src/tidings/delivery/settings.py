@@ -92,6 +92,24 @@ class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
         description="where to ask for impersonation, if not at https://iamcredentials.googleapis.com: a private endpoint",
     )
     ordering: bool = Field(False, description="give each message an ordering key: the same for all messages of an object")
+    projects: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="who may send where: for each Google project, or GOOGLE_PROJECT/TOPIC_PREFIX, public ids of projects, or *;"
+        " what is not named here is for nobody, but with emulator_host and nothing named for everybody",
+    )
+
+    @field_validator("projects")
+    @classmethod
+    def _are_projects(cls, bound: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {place: tuple(_project(each) for each in projects) for place, projects in bound.items()}
+
+    def admits(self, project: str, google_project: str, topic: str) -> bool:
+        """Whether a project, named by its public id, may send to a topic. The longest place that fits the topic decides."""
+        if self.emulator_host and not self.projects:
+            return True
+        fitting = [place for place in self.projects if f"{google_project}/{topic}".startswith(_with_slash(place))]
+        allowed = self.projects[max(fitting, key=len)] if fitting else self.projects.get("*", ())
+        return "*" in allowed or project in allowed
 
 
 class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
@@ -147,6 +165,10 @@ class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
             for name, cluster in self.clusters.items()
         }
         return json.dumps(clusters)
+
+
+def _with_slash(place: str) -> str:
+    return place if "/" in place else f"{place}/"
 
 
 def _project(text: str) -> str:

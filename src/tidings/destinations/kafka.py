@@ -70,17 +70,24 @@ def connect(arn: str, settings: Settings) -> Kafka:
 
 
 async def refusal(_connection: object, project: str, arn: str, settings: Settings) -> str | None:
+    return unbound(project, arn, settings)
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
     """Why a project, named by its public id, may not send there."""
     address = parse(arn)
     assert isinstance(address, KafkaTopic)
     cluster = settings.kafka.clusters.get(address.cluster)
     if cluster is None:
-        return f"There is no Kafka cluster {address.cluster!r} here: the operator names clusters in the settings."
+        return f"There is no Kafka cluster {address.cluster!r} here: the operator names clusters in kafka.clusters"
     if not cluster.admits(project):
-        return f"This project may not send to the Kafka cluster {address.cluster!r}: ask the operator to add it there."
+        return (
+            f"This project may not send to the Kafka cluster {address.cluster!r}: ask the operator to add {project} to"
+            f" kafka.clusters.{address.cluster}.projects"
+        )
     if not address.topic.startswith(cluster.topic_prefixes):
         prefixes = ", ".join(cluster.topic_prefixes)
-        return f"The topic {address.topic!r} is not allowed on {address.cluster!r}: its name must begin with {prefixes}."
+        return f"The topic {address.topic!r} is not allowed on {address.cluster!r}: its name must begin with {prefixes}"
     return None
 
 

@@ -46,10 +46,18 @@ async def refusal(connection: psycopg.AsyncConnection[Any], project: str, arn: s
     topic = model.topic_arn(arn)
     owner = topic.account
     if owner.isdigit():
-        return settings.external.refusal(owner, topic.region, project)
+        return unbound(project, arn, settings)
     if owner == project or await granted(connection, project, arn, model.PUBLISH):
         return None
     return f"{arn} is not a topic of this project, and its owner has not granted Publish to it"
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
+    """Why the settings do not let a project send to a topic elsewhere. Those of ours have owners, who grant."""
+    if model.is_subscription(arn):
+        return None
+    topic = model.topic_arn(arn)
+    return settings.external.refusal(topic.account, topic.region, project) if topic.account.isdigit() else None
 
 
 class _Shared:

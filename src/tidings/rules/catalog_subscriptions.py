@@ -90,7 +90,7 @@ async def put(pool: Pool, settings: Settings, project: str, wanted: Subscription
         raise CatalogError("FORBIDDEN" if problem.code == "AccessDenied" else "BAD_REQUEST", problem.message)
     test = {"type": "TEST", "id": f"{request_id}.test", "repositoryId": project}
     try:
-        await test_event.send({*named}, settings, json.dumps(test).encode(), request_id)
+        await test_event.send({*named}, settings, project, json.dumps(test).encode(), request_id)
     except CallerError as refused:
         raise bad_request(refused.message) from None
     await store(pool, project, wanted)

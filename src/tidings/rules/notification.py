@@ -68,7 +68,7 @@ class Notifications:
             raise table.changed_meanwhile()
         arns = {*named} - {rule.destination.arn for rule in trusted}
         body = test_event.of_bucket(self.settings.bucket_eventing.dialect, bucket, request_id, host_id)
-        await test_event.send(arns, self.settings, body, request_id)
+        await test_event.send(arns, self.settings, caller.project, body, request_id)
         async with self.pool.connection() as connection:
             etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id, backfill)
         await self.lookup.forget(caller.project, bucket)
