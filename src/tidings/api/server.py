@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from functools import partial
 
 from starlette.types import ASGIApp
@@ -12,9 +13,12 @@ from tidings.api import tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
+from tidings.rules.reaching import left_open
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 from tidings.store.blobs import Blobs
+
+logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -39,6 +43,8 @@ def _check_settings(settings: Settings) -> None:
     if settings.bucket_eventing.lookup == "redis" and not settings.bucket_eventing.redis_url.get_secret_value():
         raise OperatorError("lookup = redis needs a server: set TIDINGS_BUCKET_EVENTING__REDIS_URL.")
     cache_for(settings.bucket_eventing)
+    for place in left_open(settings):
+        logger.warning("%s", place)
 
 
 def _load(settings: Settings) -> ASGIApp:

@@ -38,7 +38,7 @@ _ways: dict[int, tuple[str, str]] = {}
 
 
 def learn(lanes: Iterable[int]) -> None:
-    """Whose lanes they are and where they lead. That never changes, so each is asked for once, and all that are new in one query."""
+    """Whose lanes they are and where they lead. That never changes: each is asked for once, all that are new in one query."""
     unknown = [lane for lane in lanes if lane not in _ways]
     if unknown:
         with psycopg.connect(noticing(settings.load().database_url)) as connection:

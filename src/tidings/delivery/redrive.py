@@ -11,8 +11,9 @@ from psycopg import Connection
 
 from tidings import destinations
 from tidings.delivery import dead_letters
-from tidings.events.messages import Message, Verdict
+from tidings.events.messages import PROJECT, Message, Verdict
 from tidings.settings import Settings
+from tidings.topics.model import is_subscription
 
 
 @dataclass
@@ -61,5 +62,13 @@ async def _redrive(
 
 def _message(letter: dict[str, Any]) -> Message:
     label = letter["label"]
-    attributes = letter["attributes"] | {"redrive": "true"}
+    attributes = _named(letter) | letter["attributes"] | {"redrive": "true"}
     return Message(letter["message"], letter["body"].encode(), attributes, None if label is None else label.encode())
+
+
+def _named(letter: dict[str, Any]) -> dict[str, str]:
+    """For a letter from before messages named their project.
+
+    A subscription's lane is that of its topic's owner, and the change may be another project's: there it is left out.
+    """
+    return {} if is_subscription(letter["destination"]) else {PROJECT: letter["project"]}

@@ -19,7 +19,9 @@ A `Destination` MUST
 
 It MAY hold `async refusal(connection, project, arn, settings) -> str | None`: why a project may not send there, if it may not.
 Without it every project may. What of that follows from the settings alone is `unbound(project, arn, settings) -> str | None`,
-which is asked again whenever a lane is delivered. Order is not its business: the caller never has two messages of a key in flight.
+which is asked again whenever a lane is delivered. `shared(project, arn, settings) -> list[str]` gives the ARNs of what the
+settings leave open to several projects: there the first project that has a rule keeps the others out. Order is not its
+business: the caller never has two messages of a key in flight.
 """
 
 from __future__ import annotations

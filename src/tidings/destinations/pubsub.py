@@ -78,9 +78,14 @@ def unbound(project: str, arn: str, settings: Settings) -> str | None:
     if settings.pubsub.admits(project, topic.project, topic.topic):
         return None
     return (
-        f"The Google project {topic.project!r} or its topic {topic.topic!r} is not bound to this project: ask the operator to"
-        f" add {project} to pubsub.projects.{topic.project}"
+        f"The topic {topic.topic!r} of the Google project {topic.project!r} is not bound to this project: ask the operator to"
+        f" add {project} to pubsub.projects, under {topic.project} or {topic.project}/{topic.topic}"
     )
+
+
+def shared(_project: str, arn: str, settings: Settings) -> list[str]:
+    """The ARN, where no setting says whose topic it is: the first project that has a rule for it has it."""
+    return [arn] if settings.pubsub.first_come else []
 
 
 class PubSub:

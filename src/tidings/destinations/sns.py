@@ -100,7 +100,7 @@ class _Ours(ABC):
         self._arn = arn
         self._settings = settings
         self._taken: _Shared | None = None
-        self._queues: dict[str, Destination] = {}
+        self._queues: dict[tuple[str, str], Destination] = {}
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         # Not cancelled in place: psycopg would first tell the server, and a server that hangs does not listen.
@@ -136,10 +136,10 @@ class _Ours(ABC):
     def _known(self) -> Known:
         return self._shared.known
 
-    def _queue(self, arn: str) -> Destination:
-        if arn not in self._queues:
-            self._queues[arn] = destinations.connect(arn, self._settings)
-        return self._queues[arn]
+    def _queue(self, project: str, arn: str) -> Destination:
+        if (project, arn) not in self._queues:
+            self._queues[project, arn] = destinations.connect_for(project, arn, self._settings)
+        return self._queues[project, arn]
 
     async def close(self) -> None:
         for queue in self._queues.values():
