@@ -134,6 +134,10 @@ class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
         allowed = _longest(self.projects, f"{google_project}/{topic}")
         return _among(project, self.projects.get("*", ()) if allowed is None else allowed)
 
+    def __hash__(self) -> int:
+        """Tokens are cached by these settings, and the bindings among them are a dict."""
+        return hash((self.endpoint, self.credentials_file, self.iam_endpoint))
+
     @property
     def first_come(self) -> bool:
         """Whether nothing says whose a topic is, where it matters."""
