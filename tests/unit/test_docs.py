@@ -79,7 +79,7 @@ def test_the_guide_to_the_formats_shows_golden_messages_of_each() -> None:
 
 
 def test_the_kafka_cluster_in_the_page_of_destinations_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "destinations.md").read_text(), re.DOTALL)
+    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "destinations.md").read_text(), re.DOTALL)
     file = tmp_path / "tidings.toml"
     file.write_text(example)
     monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
