@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from waiting import until
 from webhooks import Answer, Received, Webhook
 
 PROJECT = "tidings-test"
+_PUBLIC_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Collector:
         self.tests: list[dict[str, Any]] = []
         self.unordered: set[str] = set()
         """Places in which the order of arrival tells nothing: Kafka has the messages of a key in several partitions."""
+        self.unnamed: list[tuple[str, bytes]] = []
+        """Messages, test events among them, that did not name a project: none may be left when the collector closes."""
         self._ids: set[str] = set()
         self._publications: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -143,6 +147,8 @@ class Collector:
         canary.seen(data, str(attributes))
         body = json.loads(data)
         with self._lock:
+            if not _PUBLIC_ID.fullmatch(attributes.get("tidings-project", "")):
+                self.unnamed.append((place, data))
             if publish is not None and (place, publish) in self._publications:
                 return
             if publish is not None:
@@ -162,6 +168,7 @@ class Collector:
         for reader in self._readers:
             reader.join(30)
         self._channel.close()
+        assert not self.unnamed, f"messages that do not name their project: {self.unnamed[:3]}"
 
     def of(self, topic: str) -> list[Arrival]:
         return [arrival for arrival in list(self.arrivals) if arrival.topic == topic]

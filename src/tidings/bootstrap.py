@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import secrets
 import threading
 import time
@@ -26,7 +27,7 @@ from tidings.access.projects import existing_project
 from tidings.db.connecting import connect_once
 from tidings.db.pool import Pool, make_pool
 from tidings.errors import CallerError, OperatorError
-from tidings.rules import catalog_subscriptions
+from tidings.rules import catalog_subscriptions, reaching
 from tidings.rules.backfills import Backfill
 from tidings.rules.catalog_subscriptions import Subscription
 from tidings.rules.draft import Draft
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from tidings.delivery.progress import Progress
     from tidings.delivery.reports import Report
     from tidings.delivery.stream import Stream
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -97,6 +100,8 @@ def run_stream(settings: Settings, rebase: bool, made: Callable[[Stream], None],
     with connect(settings) as connection:  # who has made a mistake is told before Spark has started
         check_tables(connection)
     keyring.check_at_start(settings.database_url, settings.secrets)
+    for place in reaching.left_open(settings):
+        log.warning("%s", place)
     spark = session.start(settings)
     try:
         Pipeline(spark, settings).warm_up()

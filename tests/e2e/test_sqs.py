@@ -506,3 +506,16 @@ def test_the_operator_sees_what_is_in_each_queue(client: Any, url: str, server: 
     assert row["oldest_seconds"] < 600
     (line,) = [line for line in listed().splitlines() if row["name"] in line]
     assert line.split()[:6] == [server.project, row["name"], "waiting", "1", "1", "1"]
+
+
+def test_who_sends_may_name_its_own_project_and_no_other(client: Any, url: str, server: Server) -> None:
+    def named(project: str) -> dict[str, Any]:
+        return {"MessageBody": "m", "MessageAttributes": {"tidings-project": {"DataType": "String", "StringValue": project}}}
+
+    client.send_message(QueueUrl=url, **named(server.project))
+    with pytest.raises(ClientError, match="names the sender's project") as error:
+        client.send_message(QueueUrl=url, **named(str(uuid.uuid4())))
+    assert code_of(error) == "InvalidParameterValue"
+    [failed] = client.send_message_batch(QueueUrl=url, Entries=[{"Id": "1", **named(str(uuid.uuid4()))}])["Failed"]
+    assert failed["Code"] == "InvalidParameterValue"
+    assert count(client, url) == 1

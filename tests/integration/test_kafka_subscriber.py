@@ -45,6 +45,7 @@ def test_events_arrive_with_key_headers_and_body(brokers: kafka.Running) -> None
         "spec-version": "1.0.0",
         "api-version": "1",
         "repository-id": "r",
+        "tidings-project": "r",
         "initiator": "ada",
         "event-type": "COMMIT",
         "event-creation-time": "2026-01-01T00:00:00.000000Z",

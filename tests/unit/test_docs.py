@@ -49,11 +49,23 @@ def test_every_setting_that_is_named_exists(page: Path) -> None:
 
 
 def test_the_toml_in_the_operator_s_guide_is_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "operating.md").read_text(), re.DOTALL)
+    examples = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "operating.md").read_text(), re.DOTALL)
     file = tmp_path / "tidings.toml"
-    file.write_text(example)
+    file.write_text("\n".join(examples))
     monkeypatch.setenv(settings.FILE_VARIABLE, str(file))
-    assert settings.load().spark.master == "spark://spark.internal:7077"
+    loaded = settings.load()
+    assert loaded.spark.master == "spark://spark.internal:7077"
+    known, other = "12e9f7fe-0e0a-48a8-b16b-870baac1441b", "22e9f7fe-0e0a-48a8-b16b-870baac1441b"
+    places = [
+        ("acme-prod", "any"),
+        ("shared-prod", "acme-x"),
+        ("shared-prod", "public-x"),
+        ("shared-prod", "x"),
+        ("acme-prod2", "x"),
+    ]
+    assert [loaded.pubsub.admits(known, *place) for place in places] == [True, True, True, False, False]
+    assert [loaded.pubsub.admits(other, *place) for place in places] == [False, False, True, False, False]
+    assert loaded.kafka.clusters["main"].binds_to_others(other, "acme-x")
 
 
 def test_the_guide_to_the_formats_shows_golden_messages_of_each() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from functools import partial
 
 from starlette.types import ASGIApp
@@ -14,6 +13,7 @@ from tidings.api import exposure, tls
 from tidings.api.app import create_app
 from tidings.errors import OperatorError
 from tidings.rules.lookup import cache_for
+from tidings.rules.reaching import left_open
 from tidings.secrets import keyring
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way, and return. Call it from the main thread."""
     log.to_stderr(settings)
-    os.umask(0o077)  # blobs are nobody else's
     host, port = settings.api.host, settings.api.port
     if port == 0:
         raise OperatorError("The server cannot choose a port by itself: set TIDINGS_API__PORT to a free one.")
@@ -48,6 +47,8 @@ def _check_settings(settings: Settings) -> None:
     if settings.bucket_eventing.lookup == "redis" and not settings.bucket_eventing.redis_url.get_secret_value():
         raise OperatorError("lookup = redis needs a server: set TIDINGS_BUCKET_EVENTING__REDIS_URL.")
     cache_for(settings.bucket_eventing)
+    for place in left_open(settings):
+        _log.warning("%s", place)
 
 
 def _load(settings: Settings) -> ASGIApp:

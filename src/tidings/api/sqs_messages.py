@@ -13,8 +13,9 @@ from tidings.api import limits
 from tidings.api.aws import Call
 from tidings.api.json_document import Document
 from tidings.api.parts import Parts
+from tidings.events.messages import PROJECT
 from tidings.queues import content, messages, model
-from tidings.queues.content import Content
+from tidings.queues.content import Attribute, Content
 from tidings.queues.errors import QueueError, invalid
 from tidings.queues.messages import Handle, Received
 from tidings.queues.model import MAX_MESSAGE, Queue
@@ -29,7 +30,7 @@ _TRACE = "AWSTraceHeader"
 
 
 async def send_message(parts: Parts, call: Call, asked: Document) -> dict[str, Any]:
-    given = _content(asked)
+    given = _content(asked, call.project)
     queue = await _open(parts, call, asked, SEND_MESSAGE)
     given.check_size(queue.max_bytes)
     (sent,) = await _send(parts, call, queue, [given])
@@ -38,7 +39,7 @@ async def send_message(parts: Parts, call: Call, asked: Document) -> dict[str, A
 
 async def send_message_batch(parts: Parts, call: Call, asked: Document) -> dict[str, Any]:
     entries = _entries(asked, _SENT)
-    good, failed = _each(entries, _content)
+    good, failed = _each(entries, lambda entry: _content(entry, call.project))
     if sum(each.size for _, each in good) > MAX_MESSAGE:
         raise QueueError(
             "BatchRequestTooLong", f"Batch requests cannot be longer than {MAX_MESSAGE} bytes in all: send fewer at a time."
@@ -72,7 +73,15 @@ def _answer(sent: Content, message: str) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if value is not None}
 
 
-def _content(asked: Document) -> Content:
+def _own(attributes: dict[str, Attribute], project: str) -> dict[str, Attribute]:
+    """A receiver trusts what names the project: who sends may name itself there, and nobody else."""
+    said = attributes.get(PROJECT)
+    if said is not None and said != {"DataType": "String", "StringValue": project}:
+        raise invalid(f"MessageAttributes.{PROJECT}", said, f"It names the sender's project: leave it out, or say {project}.")
+    return attributes
+
+
+def _content(asked: Document, project: str) -> Content:
     system = content.attributes(asked.mapping("MessageSystemAttributes"))
     if unknown := set(system) - {_TRACE}:
         raise invalid("MessageSystemAttributes", unknown.pop(), f"There is {_TRACE} and no other.")
@@ -81,7 +90,7 @@ def _content(asked: Document) -> Content:
         raise invalid("MessageSystemAttributes", _TRACE, "Must be of type String.")
     return Content(
         asked.optional_text("MessageBody"),
-        content.attributes(asked.mapping("MessageAttributes")),
+        _own(content.attributes(asked.mapping("MessageAttributes")), project),
         trace["StringValue"] if trace else None,
         asked.integer("DelaySeconds", 0, 900),
     )

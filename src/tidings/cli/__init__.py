@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import typer
@@ -72,6 +73,7 @@ app.add_typer(uploads.app, name="uploads")
 
 
 def main() -> None:
+    os.umask(0o077)  # what a command writes, the blobs of `serve` among it, is nobody else's
     try:
         app()
     except OperatorError as error:

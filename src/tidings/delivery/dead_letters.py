@@ -23,8 +23,8 @@ on conflict (lane, message) do update set reason = excluded.reason, state = 'dea
 """
 
 _LISTED = """
-select d.id, d.lane, l.destination, d.bucket, d.key, d.event, d.message, d.win, d.seq, d.reason, d.state, d.died_at, d.ended_at,
-       d.body, d.attributes, d.label
+select d.id, d.lane, l.project, l.destination, d.bucket, d.key, d.event, d.message, d.win, d.seq, d.reason, d.state,
+       d.died_at, d.ended_at, d.body, d.attributes, d.label
 from dead_letters d join lanes l on l.id = d.lane
 """
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, Stri
 
 from tidings.delivery import publishers
 from tidings.delivery.sending import Care, Dead, LaneResult, Pending, send_lane
-from tidings.events.messages import Message
+from tidings.events.messages import PROJECT, Message
 from tidings.events.positions import Position
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
 def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
     """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
     batch, runs = _runs(batch)
-    slots, windows, seqs, written, ids, bodies, keys, beside = _lists(batch)
+    slots, windows, seqs, written, ids, bodies, keys, beside, projects = _lists(batch)
     lanes: dict[int, Pending] = {}
     for lane, begin, end in runs:
         if lane is None:
@@ -143,7 +143,11 @@ def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult],
         if None in bodies[owed]:  # the next plan will have it; until then nothing of this lane, or it would be out of order
             result.late, result.undelivered, result.error = True, pending.position(0), _NO_FORMAT
             continue
-        attributes = [{"id": id_, "sequencer": f"{seq:016X}"} for id_, seq in zip(ids[owed], pending.seqs, strict=True)]
+        # of the change, not of the lane: a topic's subscription gets what every project publishes there
+        attributes = [
+            {"id": id_, "sequencer": f"{seq:016X}", PROJECT: project}
+            for id_, seq, project in zip(ids[owed], pending.seqs, projects[owed], strict=True)
+        ]
         for own, more in zip(attributes, beside[owed], strict=True) if any(beside[owed]) else ():
             own |= json.loads(more or "{}")
         for name, marked in (("replay", terms.replays), ("backfill", terms.backfills)):

@@ -29,24 +29,26 @@ def _loop(_pid: int) -> asyncio.AbstractEventLoop:
 
 def for_lane(lane: int, tries: int = 0) -> destinations.Destination:
     """The client of a lane's destination; `learn` it before. `tries` is how often the lane has failed in a row just before."""
-    return tracing.traced(_connected(_arns[lane]), _arns[lane], tries)
+    project, arn = _ways[lane]
+    return tracing.traced(_connected(project, arn), arn, tries)
 
 
-_arns: dict[int, str] = {}
+_ways: dict[int, tuple[str, str]] = {}
+"""The project and the destination of each lane."""
 
 
 def learn(lanes: Iterable[int]) -> None:
-    """Where lanes lead. That never changes, so each is asked for once, and all that are new in one query."""
-    unknown = [lane for lane in lanes if lane not in _arns]
+    """Whose lanes they are and where they lead. That never changes: each is asked for once, all that are new in one query."""
+    unknown = [lane for lane in lanes if lane not in _ways]
     if unknown:
         with psycopg.connect(noticing(settings.load().database_url)) as connection:
-            rows = connection.execute("select id, destination from lanes where id = any(%s)", [unknown])
-            _arns.update(rows.fetchall())
+            rows = connection.execute("select id, project, destination from lanes where id = any(%s)", [unknown])
+            _ways.update({lane: (project, arn) for lane, project, arn in rows})
 
 
 @lru_cache(maxsize=_KEPT)
-def _connected(arn: str) -> destinations.Destination:
-    return destinations.connect(arn, settings.load())
+def _connected(project: str, arn: str) -> destinations.Destination:
+    return destinations.connect_for(project, arn, settings.load())
 
 
 def preload() -> None:

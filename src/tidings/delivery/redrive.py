@@ -11,8 +11,9 @@ from psycopg import Connection
 
 from tidings import destinations
 from tidings.delivery import dead_letters
-from tidings.events.messages import Message, Verdict
+from tidings.events.messages import PROJECT, Message, Verdict
 from tidings.settings import Settings
+from tidings.topics.model import is_subscription
 
 
 @dataclass
@@ -38,13 +39,14 @@ async def _redrive(
     done: Redriven,
     progress: Callable[[int, int], None],
 ) -> None:
-    open_: dict[str, destinations.Destination] = {}
+    open_: dict[tuple[str, str], destinations.Destination] = {}
     try:
         for letter in letters:
             arn = letter["destination"]
-            if arn not in open_:
-                open_[arn] = destinations.connect(arn, settings)
-            [outcome] = await open_[arn].send([_message(letter)], settings.delivery.publish_timeout_seconds)
+            way = letter["project"], arn
+            if way not in open_:
+                open_[way] = destinations.connect_for(*way, settings)
+            [outcome] = await open_[way].send([_message(letter)], settings.delivery.publish_timeout_seconds)
             if outcome.verdict is Verdict.SENT:
                 dead_letters.end(connection, [letter["id"]], "sent")
                 connection.commit()
@@ -60,5 +62,13 @@ async def _redrive(
 
 def _message(letter: dict[str, Any]) -> Message:
     label = letter["label"]
-    attributes = letter["attributes"] | {"redrive": "true"}
+    attributes = _named(letter) | letter["attributes"] | {"redrive": "true"}
     return Message(letter["message"], letter["body"].encode(), attributes, None if label is None else label.encode())
+
+
+def _named(letter: dict[str, Any]) -> dict[str, str]:
+    """For a letter from before messages named their project.
+
+    A subscription's lane is that of its topic's owner, and the change may be another project's: there it is left out.
+    """
+    return {} if is_subscription(letter["destination"]) else {PROJECT: letter["project"]}

@@ -27,6 +27,7 @@ MESSAGE = StructType(
         StructField("body", StringType()),
         StructField("key", StringType()),
         StructField("attributes", StringType()),
+        StructField("project", StringType()),
     ]
 )
 """A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other. `at` is when its
@@ -52,6 +53,7 @@ def render(routed: DataFrame, formats: Iterable[str], context: Context, traced: 
         F.coalesce(_chosen(said, lambda one: one.body), nobody).alias("body"),
         _chosen(said, lambda one: one.key).alias("key"),
         (_in_trace(attributes) if traced else attributes).alias("attributes"),
+        "project",
     )
 
 

@@ -5,15 +5,38 @@ import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, field_validator, model_validator
 
 from tidings.events.formats import CHOOSABLE
 
 _SECRET = re.compile(r"(?i)pass|secret|token|credential|pem|oauthbearer|(^|[._])key([._]|$)")
 """Names of options of librdkafka whose values are nobody's business."""
 _OURS = {"bootstrap.servers", "metadata.broker.list", "enable.idempotence", "acks", "request.required.acks", "transactional.id"}
+
+
+def _project(text: str) -> str:
+    try:
+        if text == "*" or str(uuid.UUID(text)) == text.lower():
+            return text.lower()
+    except ValueError:
+        pass
+    raise ValueError(f"{text[:100]!r} is neither a project's public id nor *; `tidings project list` shows them")
+
+
+Bindings = dict[str, tuple[Annotated[str, AfterValidator(_project)], ...]]
+"""Which projects, by their public ids, may send to places that begin with these."""
+
+
+def _longest(bindings: Bindings, name: str) -> tuple[str, ...] | None:
+    """The projects of the longest place that a name begins with; None if it begins with none."""
+    fitting = [place for place in bindings if name.startswith(place)]
+    return bindings[max(fitting, key=len)] if fitting else None
+
+
+def _among(project: str, projects: tuple[str, ...]) -> bool:
+    return "*" in projects or project in projects
 
 
 class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
@@ -97,6 +120,33 @@ class PubSubSettings(BaseModel, frozen=True, extra="forbid"):
         description="where to ask for impersonation, if not at https://iamcredentials.googleapis.com: a private endpoint",
     )
     ordering: bool = Field(False, description="give each message an ordering key: the same for all messages of an object")
+    projects: Bindings = Field(
+        {},
+        description="who may send where: for each GOOGLE_PROJECT, or GOOGLE_PROJECT/TOPIC_PREFIX, or * for all others, public"
+        " ids of projects, or *. The longest that fits a topic decides; where none fits, nobody may. Without any, a topic is"
+        " for the project that first has a rule for it, and with emulator_host for everybody",
+    )
+
+    @field_validator("projects")
+    @classmethod
+    def _are_places(cls, bound: Bindings) -> Bindings:
+        return {"*" if place == "*" else place if "/" in place else f"{place}/": projects for place, projects in bound.items()}
+
+    def admits(self, project: str, google_project: str, topic: str) -> bool:
+        """Whether a project, named by its public id, may send to a topic."""
+        if not self.projects:
+            return True
+        allowed = _longest(self.projects, f"{google_project}/{topic}")
+        return _among(project, self.projects.get("*", ()) if allowed is None else allowed)
+
+    def __hash__(self) -> int:
+        """Tokens are cached by these settings, and the bindings among them are a dict."""
+        return hash((self.endpoint, self.credentials_file, self.iam_endpoint))
+
+    @property
+    def first_come(self) -> bool:
+        """Whether nothing says whose a topic is, where it matters."""
+        return not self.projects and not self.emulator_host
 
 
 class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
@@ -105,6 +155,11 @@ class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
     bootstrap: str = Field(pattern=r"^[^\s]+$", description="host:port of some of its brokers, separated by commas")
     projects: tuple[str, ...] = Field((), description="public ids of the projects that may send there, or * for all")
     topic_prefixes: tuple[str, ...] = Field(("",), min_length=1, description="a topic's name must begin with one of these")
+    topics: Bindings = Field(
+        {},
+        description="in place of projects and topic_prefixes: for each prefix of topics' names public ids of projects, or *."
+        " The longest that fits a topic decides, also where the same brokers have another name; where none fits, nobody may",
+    )
     options: dict[str, str | SecretStr] = Field({}, description="further settings of librdkafka, by their names")
 
     @field_validator("projects", mode="before")
@@ -117,6 +172,12 @@ class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _are_projects(cls, projects: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_project(each) for each in projects)
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> KafkaCluster:
+        if self.topics and (self.projects or self.topic_prefixes != ("",)):
+            raise ValueError("topics says who may send where: leave out projects and topic_prefixes")
+        return self
 
     @field_validator("options", mode="before")
     @classmethod
@@ -135,15 +196,34 @@ class KafkaCluster(BaseModel, frozen=True, extra="forbid"):
         return value.get_secret_value() if isinstance(value, SecretStr) else value
 
     def admits(self, project: str) -> bool:
-        return "*" in self.projects or project in self.projects
+        """Whether a project may send to the cluster at all."""
+        return _among(project, self.projects) or any(_among(project, each) for each in self.topics.values())
+
+    def binds(self, topic: str) -> bool:
+        """Whether `topics`, where it is set, has a place for a topic."""
+        return not self.topics or _longest(self.topics, topic) is not None
+
+    def binds_to_others(self, project: str, topic: str) -> bool:
+        """Whether `topics` says that a topic is for other projects than this one."""
+        allowed = _longest(self.topics, topic)
+        return allowed is not None and not _among(project, allowed)
+
+    def first_come(self, project: str) -> bool:
+        """Whether nothing says that a topic is this project's, and not another's."""
+        return not self.topics and (self.projects != (project,) or "" in self.topic_prefixes)
 
 
 class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
     """Kafka: which clusters there are, and who may send what there. A cluster may stand here twice, under two names."""
 
     clusters: dict[str, KafkaCluster] = Field(
-        {}, description="by name: bootstrap, projects, topic_prefixes, options; as a variable, JSON"
+        {}, description="by name: bootstrap, projects, topic_prefixes, topics, options; as a variable, JSON"
     )
+
+    def beside(self, name: str) -> list[str]:
+        """The names of clusters that have a broker in common with this one, itself among them."""
+        brokers = {*self.clusters[name].bootstrap.split(",")}
+        return sorted(each for each, cluster in self.clusters.items() if brokers & {*cluster.bootstrap.split(",")})
 
     def in_the_clear(self) -> str:
         """The clusters as the variable TIDINGS_KAFKA__CLUSTERS has them, secrets included: for a process of ours elsewhere."""
@@ -152,15 +232,6 @@ class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
             for name, cluster in self.clusters.items()
         }
         return json.dumps(clusters)
-
-
-def _project(text: str) -> str:
-    try:
-        if text == "*" or str(uuid.UUID(text)) == text.lower():
-            return text.lower()
-    except ValueError:
-        pass
-    raise ValueError(f"{text[:100]!r} is neither a project's public id nor *; `tidings project list` shows them")
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -18,7 +18,10 @@ A `Destination` MUST
 - be usable again after a failure, from the event loop that first used it.
 
 It MAY hold `async refusal(connection, project, arn, settings) -> str | None`: why a project may not send there, if it may not.
-Without it every project may. Order is not its business: the caller never has two messages of a key in flight.
+Without it every project may. What of that follows from the settings alone is `unbound(project, arn, settings) -> str | None`,
+which is asked again whenever a lane is delivered. `shared(project, arn, settings) -> list[str]` gives the ARNs of what the
+settings leave open to several projects: there the first project that has a rule keeps the others out. Order is not its
+business: the caller never has two messages of a key in flight.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Protocol
 
 from tidings import plugins
 from tidings.errors import CallerError
-from tidings.events.messages import Message, Outcome
+from tidings.events.messages import Message, Outcome, Verdict
 from tidings.settings import Settings
 
 
@@ -60,3 +63,26 @@ def connect(arn: str, settings: Settings) -> Destination:
     """A client for the destination behind an ARN."""
     destination: Destination = plugins.load("destinations", kind_of(arn)).connect(arn, settings)
     return destination
+
+
+def connect_for(project: str, arn: str, settings: Settings) -> Destination:
+    """A client for a project's lane. Where the settings do not let the project send there any more, its messages wait."""
+    asked = getattr(plugins.load("destinations", kind_of(arn)), "unbound", None)
+    reason = asked(project, arn, settings) if asked is not None else None
+    return connect(arn, settings) if reason is None else Unbound(f"{arn}: {reason}")
+
+
+class Unbound:
+    """A destination that the operator has not bound to the project: nothing is sent, and nothing is lost."""
+
+    max_batch = ahead = 1000
+    max_bytes = 16_000_000
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:  # noqa: ARG002 - nobody is asked
+        return [Outcome(Verdict.WAIT, self._reason)] * len(messages)
+
+    async def close(self) -> None:
+        """Nothing was opened."""

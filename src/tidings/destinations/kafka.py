@@ -70,18 +70,42 @@ def connect(arn: str, settings: Settings) -> Kafka:
 
 
 async def refusal(_connection: object, project: str, arn: str, settings: Settings) -> str | None:
+    return unbound(project, arn, settings)
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
     """Why a project, named by its public id, may not send there."""
     address = parse(arn)
     assert isinstance(address, KafkaTopic)
     cluster = settings.kafka.clusters.get(address.cluster)
     if cluster is None:
-        return f"There is no Kafka cluster {address.cluster!r} here: the operator names clusters in the settings."
+        return f"There is no Kafka cluster {address.cluster!r} here: the operator names clusters in kafka.clusters"
     if not cluster.admits(project):
-        return f"This project may not send to the Kafka cluster {address.cluster!r}: ask the operator to add it there."
-    if not address.topic.startswith(cluster.topic_prefixes):
+        return (
+            f"This project may not send to the Kafka cluster {address.cluster!r}: ask the operator to add {project} to"
+            f" kafka.clusters.{address.cluster}.{'topics' if cluster.topics else 'projects'}"
+        )
+    if not cluster.topics and not address.topic.startswith(cluster.topic_prefixes):
         prefixes = ", ".join(cluster.topic_prefixes)
-        return f"The topic {address.topic!r} is not allowed on {address.cluster!r}: its name must begin with {prefixes}."
+        return f"The topic {address.topic!r} is not allowed on {address.cluster!r}: its name must begin with {prefixes}"
+    beside = settings.kafka.beside(address.cluster)
+    binding = [name for name in beside if settings.kafka.clusters[name].binds_to_others(project, address.topic)]
+    if binding or not cluster.binds(address.topic):
+        return (
+            f"The topic {address.topic!r} of {address.cluster!r} is not bound to this project: ask the operator to add"
+            f" {project} to kafka.clusters.{[*binding, address.cluster][0]}.topics"
+        )
     return None
+
+
+def shared(project: str, arn: str, settings: Settings) -> list[str]:
+    """The ARNs of a topic, where no setting says whose it is: the first project that has a rule for it has it."""
+    address = parse(arn)
+    assert isinstance(address, KafkaTopic)
+    names = settings.kafka.beside(address.cluster)
+    if not settings.kafka.clusters[address.cluster].first_come(project):
+        return []
+    return [KafkaTopic(name, address.topic).arn for name in names]
 
 
 class Kafka:

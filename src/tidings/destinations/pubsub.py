@@ -36,7 +36,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 
 from tidings.delivery.settings import PubSubSettings
 from tidings.events.arn import PubSubTopic
-from tidings.events.messages import SENT, Message, Outcome, Verdict
+from tidings.events.messages import PROJECT, SENT, Message, Outcome, Verdict
 from tidings.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _NAME_BYTES = 256
 _VALUE_BYTES = 1024
 _SHORT = 64
 """Characters, of four bytes at most: fits as a name and as a value without a closer look."""
-_ALWAYS = ("id", "sequencer")
+_ALWAYS = ("id", "sequencer", PROJECT)
 """Never left out for want of room."""
 
 _publish_request = PublishRequest.pb()
@@ -66,6 +66,26 @@ _publish_request = PublishRequest.pb()
 
 def connect(arn: str, settings: Settings) -> PubSub:
     return PubSub(PubSubTopic.from_arn(arn), settings.pubsub, settings.bucket_eventing.service_account)
+
+
+async def refusal(_connection: object, project: str, arn: str, settings: Settings) -> str | None:
+    return unbound(project, arn, settings)
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
+    """Why a project, named by its public id, may not send there."""
+    topic = PubSubTopic.from_arn(arn)
+    if settings.pubsub.admits(project, topic.project, topic.topic):
+        return None
+    return (
+        f"The topic {topic.topic!r} of the Google project {topic.project!r} is not bound to this project: ask the operator to"
+        f" add {project} to pubsub.projects, under {topic.project} or {topic.project}/{topic.topic}"
+    )
+
+
+def shared(_project: str, arn: str, settings: Settings) -> list[str]:
+    """The ARN, where no setting says whose topic it is: the first project that has a rule for it has it."""
+    return [arn] if settings.pubsub.first_come else []
 
 
 class PubSub:

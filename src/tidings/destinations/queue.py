@@ -46,7 +46,7 @@ async def refusal(connection: AsyncConnection[Any], project: str, arn: str, sett
     """Why a project may not send to a queue, if it may not. The same words for a queue that is not there."""
     queue = _parsed(arn)
     if queue.account.isdigit():
-        return settings.external.refusal(queue.account, queue.region, project)
+        return unbound(project, arn, settings)
     if queue.account == project:
         return None
     granted = await connection.execute(
@@ -55,6 +55,12 @@ async def refusal(connection: AsyncConnection[Any], project: str, arn: str, sett
         [queue.account, queue.queue, project],
     )
     return None if granted.rowcount else "the queue is another project's, which has not granted SendMessage to this one"
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
+    """Why the settings do not let a project send to a queue elsewhere. Those of ours have owners, who grant."""
+    queue = _parsed(arn)
+    return settings.external.refusal(queue.account, queue.region, project) if queue.account.isdigit() else None
 
 
 def _parsed(arn: str) -> SqsQueue:

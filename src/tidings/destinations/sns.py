@@ -46,10 +46,18 @@ async def refusal(connection: psycopg.AsyncConnection[Any], project: str, arn: s
     topic = model.topic_arn(arn)
     owner = topic.account
     if owner.isdigit():
-        return settings.external.refusal(owner, topic.region, project)
+        return unbound(project, arn, settings)
     if owner == project or await granted(connection, project, arn, model.PUBLISH):
         return None
     return f"{arn} is not a topic of this project, and its owner has not granted Publish to it"
+
+
+def unbound(project: str, arn: str, settings: Settings) -> str | None:
+    """Why the settings do not let a project send to a topic elsewhere. Those of ours have owners, who grant."""
+    if model.is_subscription(arn):
+        return None
+    topic = model.topic_arn(arn)
+    return settings.external.refusal(topic.account, topic.region, project) if topic.account.isdigit() else None
 
 
 class _Shared:
@@ -92,7 +100,7 @@ class _Ours(ABC):
         self._arn = arn
         self._settings = settings
         self._taken: _Shared | None = None
-        self._queues: dict[str, Destination] = {}
+        self._queues: dict[tuple[str, str], Destination] = {}
 
     async def send(self, messages: Sequence[Message], timeout: float) -> list[Outcome]:
         # Not cancelled in place: psycopg would first tell the server, and a server that hangs does not listen.
@@ -128,10 +136,10 @@ class _Ours(ABC):
     def _known(self) -> Known:
         return self._shared.known
 
-    def _queue(self, arn: str) -> Destination:
-        if arn not in self._queues:
-            self._queues[arn] = destinations.connect(arn, self._settings)
-        return self._queues[arn]
+    def _queue(self, project: str, arn: str) -> Destination:
+        if (project, arn) not in self._queues:
+            self._queues[project, arn] = destinations.connect_for(project, arn, self._settings)
+        return self._queues[project, arn]
 
     async def close(self) -> None:
         for queue in self._queues.values():

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+PROJECT = "tidings-project"
+"""The attribute that names the project whose change a message tells of, by its public id. Only we set it: a receiver may trust
+it as far as it trusts the transport."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

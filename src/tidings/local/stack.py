@@ -362,5 +362,5 @@ class Stack:
 
 
 def _local_cluster(bootstrap: str) -> str:
-    """As the setting `kafka.clusters` has it: one cluster, `local`, for everybody."""
-    return json.dumps({_CLUSTER: {"bootstrap": bootstrap, "projects": "*"}})
+    """As the setting `kafka.clusters` has it: one cluster, `local`, every topic of it for everybody."""
+    return json.dumps({_CLUSTER: {"bootstrap": bootstrap, "topics": {"": ["*"]}}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,18 +88,31 @@ class Subscription:
 async def put(pool: Pool, settings: Settings, project: str, wanted: Subscription, request_id: str) -> None:
     """Store it, if its destination is open to the project and takes a test event. One of the same name is replaced."""
     named = [wanted.destination]
-    for problem in (*reaching.unavailable(named, settings), *await reaching.refused(pool, project, named, settings)):
-        raise CatalogError("FORBIDDEN" if problem.code == "AccessDenied" else "BAD_REQUEST", problem.message)
+    _refuse(reaching.unavailable(named, settings))
+    async with pool.connection() as connection:
+        _refuse(await reaching.refused(connection, project, named, settings))
     test = {"type": "TEST", "id": f"{request_id}.test", "repositoryId": project}
     try:
-        await test_event.send({*named}, settings, json.dumps(test).encode(), request_id)
+        await test_event.send({*named}, settings, project, json.dumps(test).encode(), request_id)
     except CallerError as refused:
         raise bad_request(refused.message) from None
-    await store(pool, project, wanted)
+    async with audit.transaction(pool) as connection:
+        _refuse(await reaching.refused(connection, project, named, settings))  # somebody may have been quicker
+        await _store(connection, project, wanted)
+
+
+def _refuse(problems: Iterable[CallerError]) -> None:
+    for problem in problems:
+        raise CatalogError("FORBIDDEN" if problem.code == "AccessDenied" else "BAD_REQUEST", problem.message)
 
 
 async def store(pool: Pool, project: str, wanted: Subscription) -> None:
     """Without asking its destination."""
+    async with audit.transaction(pool) as connection:
+        await _store(connection, project, wanted)
+
+
+async def _store(connection: AsyncConnection[Any], project: str, wanted: Subscription) -> None:
     fans_out = arn.fans_out(arn.parse(wanted.destination))
     values = {
         "project": project,
@@ -109,13 +123,12 @@ async def store(pool: Pool, project: str, wanted: Subscription) -> None:
         "filter": wanted.filter or None,
         "format": wanted.format,
     }
-    async with audit.transaction(pool) as connection:
-        found = await (await connection.execute(_COUNT, [project, wanted.name])).fetchone()
-        if found is not None and found[0] >= MOST:
-            raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
-        await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
-        await connection.execute(_LEAVE, values)
-        await connection.execute(_PUT, values)
+    found = await (await connection.execute(_COUNT, [project, wanted.name])).fetchone()
+    if found is not None and found[0] >= MOST:
+        raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
+    await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
+    await connection.execute(_LEAVE, values)
+    await connection.execute(_PUT, values)
 
 
 async def all_of(connection: AsyncConnection[Any], project: str) -> list[dict[str, Any]]:

@@ -64,13 +64,15 @@ class Notifications:
         rules = await read()
         named = list({rule.destination.arn: None for rule in rules})
         refuse(list(reaching.unavailable(named, self.settings)))
-        refuse(await reaching.refused(self.pool, caller.project, named, self.settings))
+        async with self.pool.connection() as connection:
+            refuse(await reaching.refused(connection, caller.project, named, self.settings))
         if expected is not None and before.etag not in expected:
             raise table.changed_meanwhile()
         arns = {*named} - {rule.destination.arn for rule in trusted}
         body = test_event.of_bucket(self.settings.bucket_eventing.dialect, bucket, request_id, host_id)
-        await test_event.send(arns, self.settings, body, request_id)
+        await test_event.send(arns, self.settings, caller.project, body, request_id)
         async with audit.transaction(self.pool) as connection:
+            refuse(await reaching.refused(connection, caller.project, named, self.settings))  # somebody may have been quicker
             etag = await table.replace(connection, caller.project, bucket, rules, expected, before.bucket_id, backfill)
         await self.lookup.forget(caller.project, bucket)
         return etag

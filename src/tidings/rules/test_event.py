@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from tidings import destinations, metrics
 from tidings.errors import Precondition
-from tidings.events.messages import Message, Outcome, Verdict
+from tidings.events.messages import PROJECT, Message, Outcome, Verdict
 from tidings.events.profiles import STORJ, Profile
 from tidings.settings import Settings
 
@@ -19,10 +19,10 @@ TEST_SECONDS = 10.0
 _MAX_REASON = 500
 
 
-async def send(arns: Set[str], settings: Settings, body: bytes, request_id: str) -> None:
+async def send(arns: Set[str], settings: Settings, project: str, body: bytes, request_id: str) -> None:
     """Send it to all these destinations at once; raise with the words of each that did not take it."""
     ordered = sorted(arns)
-    message = Message(id=f"{request_id}.test", body=body)
+    message = Message(id=f"{request_id}.test", body=body, attributes={PROJECT: project})
     outcomes = await asyncio.gather(*(_send(arn, settings, message) for arn in ordered))
     refused = {
         arn: outcome.reason for arn, outcome in zip(ordered, outcomes, strict=True) if outcome.verdict is not Verdict.SENT

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidings.errors import OperatorError
 from tidings.events.catalog import API_VERSION, SPEC_VERSION, CatalogEvent, as_text
+from tidings.events.messages import PROJECT
 from tidings.subscribers.interface import EventListener, EventSubscriber, Registrar
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def headers(event: CatalogEvent) -> list[tuple[str, str | bytes | None]]:
         "spec-version": SPEC_VERSION,
         "api-version": API_VERSION,
         "repository-id": event.repository,
+        PROJECT: event.repository,
         "initiator": event.created_by,
         "event-type": event.type,
         "event-creation-time": as_text(event.at),

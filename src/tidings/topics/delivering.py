@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from tidings.destinations import Destination
-from tidings.events.messages import Message, Outcome, Verdict
+from tidings.events.messages import PROJECT, Message, Outcome, Verdict
 from tidings.outgoing.connecting import Caller
 from tidings.topics import envelope, webhooks
 from tidings.topics.envelope import NOTIFICATION
@@ -30,11 +30,11 @@ _TRANSPORT = frozenset(
 _PLAIN = "".join(map(chr, range(0x20, 0x7F)))
 _CLOUDEVENTS = "".join(character for character in _PLAIN if character not in ' "%')
 
-Connect = Callable[[str], Destination]
+Connect = Callable[[str, str], Destination]
 
 
 class Delivering:
-    """To one subscription. `connect` gives the client of a queue."""
+    """To one subscription. `connect` gives a project's client of a queue."""
 
     def __init__(self, known: Known, caller: Caller, api_url: str, connect: Connect) -> None:
         self._known = known
@@ -58,6 +58,7 @@ class Delivering:
             "x-amz-sns-message-id": id_,
             "x-amz-sns-topic-arn": to.topic,
             "x-amz-sns-subscription-arn": to.arn,
+            **_project(message),
         }
         body = message.body
         if signer is None:
@@ -82,10 +83,10 @@ class Delivering:
                 if isinstance(wrapped, Outcome):
                     outcomes[i] = wrapped
                 else:
-                    fit.append((i, Message(message.id, wrapped, {}, message.key, message.group)))
+                    fit.append((i, Message(message.id, wrapped, _project(message), message.key, message.group)))
             elif outcomes[i] is None:
                 fit.append((i, message))
-        queue = self._connect(to.endpoint)
+        queue = self._connect(to.project, to.endpoint)
         chunks = [fit[start : start + queue.max_batch] for start in range(0, len(fit), queue.max_batch)]
         answers = await asyncio.gather(*(queue.send([message for _, message in chunk], timeout) for chunk in chunks))
         for chunk, answer in zip(chunks, answers, strict=True):
@@ -100,6 +101,11 @@ class Delivering:
             return Outcome(Verdict.REJECTED, "the message is not UTF-8, and SNS's envelope holds text: use raw delivery")
         url = envelope.unsubscribe_url(self._api_url, to.arn)
         return envelope.notification(signer, to.signature_version, to.topic, message.id, text, message.attributes, url)
+
+
+def _project(message: Message) -> dict[str, str]:
+    """Whose message it is: said beside the envelope too, where a receiver finds it without a look inside."""
+    return {PROJECT: message.attributes[PROJECT]} if PROJECT in message.attributes else {}
 
 
 def too_large(message: Message) -> Outcome | None:

@@ -41,6 +41,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
                 "body": body if lane else "project/bucket",
                 "key": draw(st.sampled_from([None, "käse"])),
                 "attributes": more,
+                "project": draw(st.sampled_from(["p", "q"])),
             }
         )
     return made
@@ -88,7 +89,8 @@ def test_every_lane_gets_what_it_is_owed_and_nothing_else(
 
 
 def message(row: Row, *, replay: bool) -> Message:
-    attributes = {"id": row["id"], "sequencer": f"{row['seq']:016X}", **json.loads(row["attributes"] or "{}")}
+    named = {"id": row["id"], "sequencer": f"{row['seq']:016X}", "tidings-project": row["project"]}
+    attributes = {**named, **json.loads(row["attributes"] or "{}")}
     if replay:
         attributes["replay"] = "true"
     key = None if row["key"] is None else row["key"].encode()
@@ -96,7 +98,7 @@ def message(row: Row, *, replay: bool) -> Message:
 
 
 def test_a_lane_that_has_stopped_gets_nothing_of_a_later_batch() -> None:
-    row = {"lane": 1, "slot": 1, "window": 1, "seq": 9, "at": 0, "id": "a.1", "body": "b", "key": None, "attributes": None}
+    row = {"lane": 1, "slot": 1, "window": 1, "seq": 9, "at": 0, "id": "a.1", "body": "b", "key": None}
     batch = pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(MESSAGE))
     stopped = {1: LaneResult(undelivered=Position(1, 5))}
     assert by_lane(batch, Terms(1, 1, Position(0, 0)), stopped, Counter()) == {}
