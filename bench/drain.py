@@ -113,7 +113,7 @@ class _Drain:
         return seconds
 
     def _run(self, plan: DataFrame, slices: tuple[Slice, ...]) -> list[pa.Table]:
-        todo = pipeline.Round(slices, self._moment, Terms(budget=1, timeout=1))
+        todo = pipeline.Round(slices, self._moment, Terms(budget=1, timeout=1, everyone_from=START))
         self._spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         return plan.collect()
 
