@@ -25,6 +25,7 @@ from tidings import settings as settings_module
 from tidings.changestream.reader import Slice
 from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
+from tidings.events.positions import START
 from tidings.events.schema import stored
 from tidings.settings import Settings
 
