@@ -23,6 +23,7 @@ from bench import (
     latency,
     lookup,
     many,
+    neighbour,
     report,
     small,
     webhook,
@@ -32,11 +33,11 @@ from tidings.errors import TidingsError
 
 # Those with a stack come first: the JVM that drain starts in this process stays until it ends.
 MODULES: tuple[ModuleType, ...] = (
-    *(latency, churn, eventing, small, large, lookup, delivered, webhook, backlog, many),
+    *(latency, churn, neighbour, eventing, small, large, lookup, delivered, webhook, backlog, many),
     *(catalog_commits, drain, catalog_routing, inventory, files),
 )
 NAMES = (
-    *(*drain.NAMES, *delivered.NAMES, *webhook.NAMES, *backlog.NAMES, *latency.NAMES, *churn.NAMES),
+    *(*drain.NAMES, *delivered.NAMES, *webhook.NAMES, *backlog.NAMES, *latency.NAMES, *churn.NAMES, *neighbour.NAMES),
     *(*eventing.NAMES, *small.NAMES, *large.NAMES, *lookup.NAMES, *many.NAMES, *catalog_commits.NAMES, *catalog_routing.NAMES),
     *(*inventory.NAMES, *files.NAMES),
 )

@@ -184,7 +184,7 @@ class _Routing:
         self._subscribe(way)
         with psycopg.connect(self._url) as connection:
             moment = lanes.standing(connection).moment
-        todo = pipeline.Round(self._slices, moment, Terms(budget=1, timeout=1))
+        todo = pipeline.Round(self._slices, moment, Terms(budget=1, timeout=1, everyone_from=START))
         self._spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         began = time.perf_counter()
         rows = self._plans[way].collect()

@@ -25,6 +25,7 @@ from tidings import settings as settings_module
 from tidings.changestream.reader import Slice
 from tidings.delivery import lanes, pipeline, session
 from tidings.delivery.deliver import Terms
+from tidings.events.positions import START
 from tidings.events.schema import stored
 from tidings.settings import Settings
 
@@ -113,7 +114,7 @@ class _Drain:
         return seconds
 
     def _run(self, plan: DataFrame, slices: tuple[Slice, ...]) -> list[pa.Table]:
-        todo = pipeline.Round(slices, self._moment, Terms(budget=1, timeout=1))
+        todo = pipeline.Round(slices, self._moment, Terms(budget=1, timeout=1, everyone_from=START))
         self._spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         return plan.collect()
 

@@ -62,7 +62,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         note = "the same run"
 
 
-def write(stack: Stack, folder: str, number: int) -> float:
+def write(stack: Stack, folder: str, number: int, per_second: int = PER_SECOND) -> float:
     """PUT so many objects, evenly spaced; the seconds that it took. A writer that is late does not make others late."""
     signer = Signer.of(stack.ready)
     began = time.monotonic()
@@ -70,7 +70,7 @@ def write(stack: Stack, folder: str, number: int) -> float:
     def write(writer: int) -> None:
         with signer.connect() as connection:
             for index in range(writer, number, _WRITERS):
-                time.sleep(max(0.0, began + index / PER_SECOND - time.monotonic()))
+                time.sleep(max(0.0, began + index / per_second - time.monotonic()))
                 connection.sendall(signer.put(BUCKET, f"{PREFIX}{folder}/{index:06}.bin"))
                 await_answer(connection)
 

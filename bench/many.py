@@ -87,7 +87,7 @@ def _compared(
     plan = summed(pipeline.messages(pipeline.changes(spark, os.cpu_count() or 1, ["s3"]), ["s3"], settings))
 
     def run(way: str) -> float:
-        todo = pipeline.Round(slices[way], moment, Terms(budget=1, timeout=1))
+        todo = pipeline.Round(slices[way], moment, Terms(budget=1, timeout=1, everyone_from=START))
         spark.sparkContext.setLocalProperty(pipeline._PROPERTY, todo.to_text())
         began = time.perf_counter()
         messages = sum(row.messages for row in plan.collect())

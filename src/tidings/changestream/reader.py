@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # A change whose rules could not be read when it was written is for all rules of its bucket that are as old as itself; for none,
 # if there are none, which the pipeline then says. What it says of others was true when it was written, and is told as it is.
-_RULES = f"""case when rules = '{UNREAD}' then coalesce((
+RULES = f"""case when rules = '{UNREAD}' then coalesce((
     select string_agg(r.rule::text, ',' order by r.rule)
     from bucket_eventing_configs r join bucket_metainfos b on b.project_id = r.project_id and b.name = r.bucket_name
     where b.id = changes.bucket_id and r.since <= changes.config), '0') else rules end as rules"""
@@ -97,7 +97,7 @@ def read(url: str, wanted: Sequence[Slice], part: int, parts: int, stored: Seque
     The parts are made by key, so that each holds whole keys and nothing has to be shuffled to keep their order.
     """
     mine = f" and (hashtextextended(key, 0) & {0x7FFFFFFF}) % {parts} = {part}" if parts > 1 else ""
-    columns = ", ".join(_RULES if column == "rules" else column for column in stored)
+    columns = ", ".join(RULES if column == "rules" else column for column in stored)
     for piece in wanted:
         if piece.staged:
             query = f"select n as window, {columns} from backfill_changes as changes where {piece.condition}{mine} order by n"

@@ -27,7 +27,7 @@ from tidings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# A lane this many changes from the stream's position is served by the stream's next round.
+# A lane this many changes from the stream's position is served by the stream's next round, if they fit into a share.
 _NEAR = 1000
 # Changes in a chunk for a lane that is slow: with fewer, every other second would go to the chunks themselves.
 _SMALL = 500
@@ -144,10 +144,11 @@ def catch_up(
     ]
     reports = {r.lane: r for r in pipeline.run(Round(tuple(pieces), standing.moment, terms), rows=0)}
     turns.ended(leader, rows, late=leader.id in reports and reports[leader.id].late)
+    close = min(_NEAR, settings.delivery.share_calls // len(ends))
     alerted = 0
     for lane, end in ends.items():
         reached = max(end, lane.cursor)
-        near = reached >= stream or windows.end_of(connection, reached, _NEAR)[0] >= stream
+        near = reached >= stream or windows.end_of(connection, reached, close)[0] >= stream
         report = reports.get(lane.id, Report(lane.id, 0))
         step = next_step(settings.delivery, lane, report, reached, near and not lane.replay, rate)
         if lanes.end_catch_up(connection, epoch, lane, step, report):

@@ -201,9 +201,9 @@ def send_changes(
 
 
 def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    moment = Round.of_this_task().moment
+    todo = Round.of_this_task()
     for batch in batches:
-        yield lookup.routed(batch, moment)
+        yield lookup.routed(batch, todo.moment, todo.terms)
 
 
 def changes(
@@ -225,7 +225,7 @@ def _read(
         for part in batch.column(0).to_pylist():
             for read in reader.read(url, todo.slices, part, parts, columns):
                 for piece in _in_pieces(read):
-                    yield lookup.routed(piece, todo.moment, filters)
+                    yield lookup.routed(piece, todo.moment, todo.terms, filters)
     _leave_alone(len(sys.modules))
 
 

@@ -49,6 +49,12 @@ class DeliverySettings(BaseModel, frozen=True, extra="forbid"):
         description="how long a round waits for destinations at most, for each 5,000 changes in it; a lane that needs longer"
         " goes on beside the stream. While answers are quick it waits three times as long as they take",
     )
+    share_calls: int = Field(
+        250,
+        ge=1,
+        description="calls to destinations that one project may cost a round where there are others; what is more goes on"
+        " beside the stream. A hundred messages of different keys count as one call",
+    )
     poll_seconds: float = Field(0.02, gt=0, description="how often an idle stream looks for new changes")
     retry_seconds: tuple[float, ...] = Field(
         (1, 2, 4, 8), min_length=1, description="waits between tries of a failing lane; the last one repeats"

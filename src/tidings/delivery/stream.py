@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
-from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session
+from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session, shares
 from tidings.delivery.backfilling import Backfilling
 from tidings.delivery.deliver import Terms
 from tidings.delivery.figures import Figures
@@ -148,6 +148,10 @@ class Stream:
         if ready:
             wanted = lanes.rules_of(connection, [lane.id for lane in ready])
             pieces = reader.slices(connection, min(lane.cursor for lane in ready), start, wanted) + pieces
+        read, shared = rows, shares.Cut(rows)
+        if self._settings.delivery.isolation == "lane":
+            shared = shares.cut(connection, self._settings.delivery.share_calls, pieces, start, rows, standing)
+        rows = shared.rows
         budget = self._settings.delivery.budget_seconds * max(1.0, rows / _BUDGET_ROWS)
         terms = Terms(
             budget=budget,
@@ -155,17 +159,19 @@ class Stream:
             everyone_from=start,
             starts={lane.id: lane.cursor for lane in ready},
             skipped=standing.not_served,
+            ends=shared.ends,
         )
         reports = pipeline.run(Round(tuple(pieces), standing.moment, terms), rows)
         if self._settings.delivery.isolation == "stream":
             reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
+        reports = shares.hold_back(reports, shared.ends)
         first_retry = catchup.retry_after(self._settings.delivery, 1)
         lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled)
         self._patience.learn(reports)
         self._figures.add(reports)
         for report in reports:
             _tell(report)
-        return end, rows
+        return end, read if read == most else rows
 
     def _wait_for_all(
         self, connection: Connection, pipeline: Pipeline, end: Position, standing: lanes.Standing, reports: list[Report]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from tidings.delivery import shares
 from tidings.delivery.deliver import Terms, by_lane
 from tidings.delivery.render import MESSAGE
 from tidings.delivery.sending import DELAYS, LaneResult
@@ -69,6 +70,9 @@ def test_every_lane_gets_what_it_is_owed_and_nothing_else(
     orphans: Counter[str] = Counter()
     batch = pa.RecordBatch.from_pylist(given_rows, schema=to_arrow_schema(MESSAGE))
     found = by_lane(batch, terms, results, orphans)
+    rendered: Counter[str] = Counter()
+    assert by_lane(shares.owed(batch, terms), terms, {}, rendered) == found, "what is not rendered is not owed"
+    assert rendered == orphans
 
     assert orphans["project/bucket"] == sum(row["lane"] is None for row in given_rows)
     for lane in (1, 2, 3):
