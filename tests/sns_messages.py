@@ -127,6 +127,16 @@ def of(make: Callable[..., dict[str, Any]], **changes: Any) -> Callable[[], dict
     return lambda: make(**changes)
 
 
+def split_elsewhere(subject: str | None) -> dict[str, Any]:
+    """Another message with the same signed text: what a genuine one said becomes an id and a subject."""
+    said, id_ = "hello", "99999999-2222-5333-8444-555555555555"
+    genuine = notification(Message=f"{said}\nMessageId\n{id_}\nSubject\nworld", Subject=subject)
+    rest = f"world\nMessageId\n{genuine['MessageId']}" + (f"\nSubject\n{subject}" if subject else "")
+    forged = {**genuine, "Message": said, "MessageId": id_, "Subject": rest}
+    assert envelope.signed_text(forged) == envelope.signed_text(genuine)
+    return forged
+
+
 def corpus() -> None:
     # altered after signing: each field, in several ways
     for name in ("Message", "Subject", "Timestamp"):
@@ -137,6 +147,10 @@ def corpus() -> None:
     add("Subject added", lambda: {**notification(Subject=None), "Subject": "x"}, True)
     add("Subject removed", without(notification, "Subject"), True)
     add("line break moved", lambda: {**notification(Subject=None), "Message": "a\nSubject\nb"}, True)
+    add("split elsewhere, without a subject", lambda: split_elsewhere(None))
+    add("split elsewhere, with a subject", lambda: split_elsewhere("Amazon S3 Notification"))
+    for name, character in {"a line break": "\n", "a return": "\r", "a tab": "\t", "a NUL": "\0", "U+2028": "\u2028"}.items():
+        add(f"Subject with {name}", of(notification, Subject=f"a{character}b"))
     add("Token replaced", altered(confirmation, Token="cd" * 64))
     add("Message of a confirmation replaced", altered(confirmation, Message="Hello"), True)
     add("Type exchanged", lambda: {**confirmation(), "Type": "UnsubscribeConfirmation"}, True)

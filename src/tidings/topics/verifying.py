@@ -44,6 +44,8 @@ _CERTIFICATE_PATH = re.compile(r"/SimpleNotificationService-[0-9a-f]{16,64}\.pem
 _TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
 _TOPIC = re.compile(r"arn:aws(?:-cn|-us-gov)?:sns:([a-z0-9-]+):[0-9a-f-]{12,36}:[A-Za-z0-9_-]{1,256}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""The signed text is made of lines. With a line break in another field than `Message`, one signature would fit two messages."""
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """Gets a certificate: no redirects, `MAX_CERTIFICATE` bytes, `FETCH_SECONDS`. `outgoing.connecting.Caller.get` does that."""
@@ -204,7 +206,10 @@ def _check_signature(certificate: x509.Certificate, message: Mapping[str, str]) 
 
 
 def _check_form(message: Mapping[str, Any]) -> None:
-    """What says how it is signed."""
+    """What says how it is signed, and that the signed text can be read in one way only."""
+    for name in SIGNED[message["Type"]]:
+        if name != "Message" and _CONTROL.search(message.get(name, "")):
+            raise Forged(f"{name} has a control character: {message[name][:100]!r}")
     for name in _OF_SIGNATURE:
         if not isinstance(message.get(name), str):
             raise Forged(f"{name} is missing, or is not text")
