@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -32,6 +34,12 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 # Of every database in the tests. A stack that is to make its own is started without it.
 os.environ.setdefault("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(os.urandom(32)).decode())
+
+# pytest closes the folder of its temporary folders to other users whenever it starts. As root, that takes the databases of
+# another run from under PostgreSQL, which is another user. So each checkout has such a folder of its own.
+_temporary = Path(tempfile.gettempdir()) / f"tidings-tests-{zlib.crc32(os.fsencode(__file__)):08x}"
+_temporary.mkdir(exist_ok=True)
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_temporary))
 
 _numbers = count(1)
 

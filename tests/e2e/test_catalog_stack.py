@@ -231,4 +231,4 @@ def received(sqs: Any, url: str, number: int) -> list[tuple[dict[str, Any], dict
 
     until(there, f"{number} messages")
     assert len(found) == number
-    return sorted(found.values(), key=lambda each: each[1]["sequencer"]["StringValue"] if each[1] else "")
+    return sorted(found.values(), key=lambda each: each[1].get("sequencer", {}).get("StringValue", ""))
