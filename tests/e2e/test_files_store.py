@@ -8,9 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import psycopg
@@ -18,6 +19,7 @@ import pytest
 from s3_server import Server, s3_server
 
 import canary
+import hostile_hdf5
 from conftest import fresh_database
 from files_registry import BUCKET, Topic, Webhook, add_atlas, event, files_webhook, record, rows, trusted_topic
 from tidings.consumers.files import validating
@@ -99,15 +101,30 @@ def odd_h5ad() -> bytes:
 
 def validate(database: psycopg.Connection, store: Server, again: bool = False) -> dict[str, int]:
     settings = FilesSettings(s3_endpoint=store.endpoint, s3_access_key_id=store.access_key_id, s3_secret=store.secret)
-    return dict(validating.validate(database, Objects(settings), again, 4))
+    return dict(validating.validate(database, Objects(settings), settings, again, 4))
 
 
-def command(database_url: str, store: Server) -> tuple[int, dict[str, Any]]:
+class Validated(NamedTuple):
+    status: int
+    done: dict[str, Any]
+    log: str
+    peak_bytes: int
+    """The most memory that the command, or any of its processes, had."""
+
+
+def command(database_url: str, store: Server, folder: Path) -> Validated:
     settings = {**os.environ, **reading(store), "TIDINGS_DATABASE__URL": database_url}
     called = [sys.executable, "-m", "tidings", "files", "validate", "--json"]
-    done = subprocess.run(called, env=settings, capture_output=True, text=True, timeout=120, check=False)
-    canary.seen(done.stdout, done.stderr)
-    return done.returncode, json.loads(done.stdout)
+    said, log = folder / "said.json", folder / "validate.log"
+    with said.open("wb") as out, log.open("wb") as err:
+        process = subprocess.Popen(called, env=settings, stdout=out, stderr=err)
+    timer = threading.Timer(120, process.kill)
+    timer.start()
+    _, status, used = os.wait4(process.pid, 0)
+    timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    canary.seen(said.read_text(), log.read_text())
+    return Validated(process.returncode, json.loads(said.read_text() or "{}"), log.read_text(), used.ru_maxrss * 1024)
 
 
 def test_the_sha256_that_an_event_does_not_have_is_asked_for(
@@ -180,7 +197,7 @@ def test_without_the_setting_a_file_without_sha256_is_refused_and_a_store_that_i
 
 
 def test_validation_compares_digests_and_links_source_studies(
-    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection, database_url: str
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection, database_url: str, tmp_path: Path
 ) -> None:
     [(study,)] = database.execute("insert into hat.source_studies (doi) values ('10.1234/known') returning id")
     add_atlas(database)
@@ -197,9 +214,9 @@ def test_validation_compares_digests_and_links_source_studies(
     ]
     assert webhook.post(topic.message(event(*records))).body["inserted"] == 8
     store.client().delete_object(Bucket=BUCKET, Key=f"{FOLDER}/gone.h5ad")
-    status, done = command(database_url, store)
-    assert status == 1, "something is wrong with some of them"
-    assert done == {"files": 8, "valid": 6, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1}
+    validated = command(database_url, store, tmp_path)
+    assert validated.status == 1, "something is wrong with some of them"
+    assert validated.done == {"files": 8, "valid": 6, "invalid": 1, "error": 1, "linked": 1, "unknown_doi": 1, "stopped": 0}
     found = {key.rpartition("/")[2]: rest for key, *rest in rows(database, "key", "integrity_status", "source_study_id")}
     assert found == {
         "broken.h5ad": ["valid", None],
@@ -217,3 +234,31 @@ def test_validation_compares_digests_and_links_source_studies(
     )
     assert validate(database, store)["files"] == 0
     assert validate(database, store, again=True)["files"] == 1
+
+
+def test_hostile_files_are_as_valid_as_their_digests_and_the_next_file_is_linked(
+    webhook: Webhook, topic: Topic, store: Server, database: psycopg.Connection, database_url: str, tmp_path: Path
+) -> None:
+    """One becomes 3 GiB, one says it is 4 GiB, HDF5 loops over one and crashes over another; one has a NUL in its DOI."""
+    [(study,)] = database.execute("insert into hat.source_studies (doi) values (%s) returning id", [hostile_hdf5.DOI])
+    known = {each.name: each.body for each in hostile_hdf5.known()}
+    assert len(known["deflate-twice"]) < 12_000
+    stopped = {
+        "deflate-twice": "uns/doi has the same filter more than once",
+        "string-of-4-gib": "it wants more than 268435456 bytes of memory (TIDINGS_FILES__H5AD_MEMORY_BYTES)",
+        "heap-object-size-loop": "it takes more than 2 s of processor time (TIDINGS_FILES__H5AD_PROCESSOR_SECONDS)",
+        "chunk-of-0-bytes": "HDF5 crashed over it",
+    }
+    bodies = {name: known[name] for name in (*stopped, "nul-in-doi")} | {"next": hostile_hdf5.good()}
+    records = [put(store, f"{FOLDER}/{name}.h5ad", body) for name, body in bodies.items()]
+    assert webhook.post(topic.message(event(*records))).body["inserted"] == len(bodies)
+    validated = command(database_url, store, tmp_path)
+    assert validated.peak_bytes < 600 << 20
+    assert validated.status == 0
+    assert validated.done == {"files": 6, "valid": 6, "invalid": 0, "error": 0, "linked": 1, "unknown_doi": 1, "stopped": 4}
+    found = dict(
+        database.execute("select split_part(key, '/', 4), source_study_id from hat.files where sha256_server is not null")
+    )
+    assert found == {f"{name}.h5ad": study if name == "next" else None for name in bodies}
+    for name, words in stopped.items():
+        assert f"{BUCKET}/{FOLDER}/{name}.h5ad has no DOI that can be read: {words}" in validated.log

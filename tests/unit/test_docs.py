@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from tidings import plugins, settings
 from tidings.api.limits import LimitSettings
 from tidings.cli import app
+from tidings.consumers.files.settings import FilesSettings
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -117,11 +119,15 @@ def test_every_setting_says_what_it_means() -> None:
             assert field.description, name
 
 
-def test_the_limits_are_documented_as_they_are() -> None:
-    rows = re.findall(
-        r"^\| `TIDINGS_LIMITS__(\w+)` \| (\S+) \| (.*?) \|", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE
-    )
-    fields = LimitSettings.model_fields.items()
+@pytest.mark.parametrize(
+    ("page", "section", "model", "prefix"),
+    [("operating.md", "LIMITS", LimitSettings, ""), ("files.md", "FILES", FilesSettings, "h5ad_")],
+)
+def test_the_limits_are_documented_as_they_are(page: str, section: str, model: type[BaseModel], prefix: str) -> None:
+    row = rf"^\| `TIDINGS_{section}__(\w+)` \| (\S+) \| (.*?) \|"
+    rows = re.findall(row, (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    fields = [(name, field) for name, field in model.model_fields.items() if name.startswith(prefix)]
+    assert fields
     assert [(name.lower(), float(value), words) for name, value, words in rows] == [
         (name, float(field.default), field.description) for name, field in fields
     ]

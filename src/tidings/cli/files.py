@@ -37,10 +37,11 @@ def validate(
         raise OperatorError("No store to read files from: set TIDINGS_FILES__S3_ENDPOINT, and a key and its secret.")
     with database() as connection, progress_bar("looking for files", "validating") as show:
         connection.autocommit = True
-        done = validate_files(connection, objects, again, threads, show)
+        done = validate_files(connection, objects, settings.files, again, threads, show)
     words = (
         f"{done['files']} files: {done['valid']} valid, {done['invalid']} invalid, {done['error']} could not be checked; "
-        f"{done['linked']} linked to their source study, {done['unknown_doi']} with a DOI that is not known"
+        f"{done['linked']} linked to their source study, {done['unknown_doi']} with a DOI that is not known, "
+        f"{done['stopped']} stopped before a DOI was found"
     )
     say(as_json, dict(done), words)
     if done["invalid"] or done["error"]:

@@ -30,6 +30,16 @@ class FilesSettings(BaseModel, frozen=True, extra="forbid"):
     s3_region: str = Field("us-east-1", description="the region to sign for")
     s3_access_key_id: str = Field("", description="the key to read the store with")
     s3_secret: SecretStr = Field(SecretStr(""), description="its secret")
+    h5ad_memory_bytes: int = Field(
+        256 << 20, ge=32 << 20, description="memory that looking for a DOI may take in one .h5ad file, beyond the process's own"
+    )
+    h5ad_processor_seconds: int = Field(2, ge=1, le=3600, description="processor time that it may take")
+    h5ad_wall_seconds: float = Field(10.0, gt=0, le=3600, description="time that it may take, also waiting for a disk")
+    h5ad_chunk_bytes: int = Field(
+        64 << 10,
+        ge=4096,
+        description="the largest chunk of an entry that is read; an entry with larger ones is refused beforehand",
+    )
 
     @field_validator("trusted")
     @classmethod

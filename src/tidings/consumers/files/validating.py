@@ -15,11 +15,13 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from tidings.consumers import staging
-from tidings.consumers.files import h5ad, registry
+from tidings.consumers.files import registry
+from tidings.consumers.files.h5ad_pool import H5adPool
 from tidings.consumers.files.notification import sha256_of
 from tidings.consumers.files.objects import Gone, Objects, Unreachable
 from tidings.consumers.files.paths import SOURCE_DATASET
 from tidings.consumers.files.refusals import Invalid
+from tidings.consumers.files.settings import FilesSettings
 
 Connection = psycopg.Connection[Any]
 Progress = Callable[[int, int], None]
@@ -79,8 +81,20 @@ class _Finding(NamedTuple):
     doi: str | None
 
 
+class _Look(NamedTuple):
+    """`stopped`: the search for the DOI was made to end, by a limit or a crash."""
+
+    finding: _Finding
+    stopped: bool = False
+
+
 def validate(
-    connection: Connection, objects: Objects, again: bool, threads: int, progress: Progress | None = None
+    connection: Connection,
+    objects: Objects,
+    settings: FilesSettings,
+    again: bool,
+    threads: int,
+    progress: Progress | None = None,
 ) -> Counter[str]:
     """Every file that was not looked at yet; with `again`, also those where that failed. The connection is in autocommit."""
     states = ["pending", "awaiting", *(["error"] if again else [])]
@@ -88,14 +102,14 @@ def validate(
     waiting = connection.execute(
         f"select {columns} from hat.files where integrity_status = any(%s) order by id".encode(), [states]
     ).fetchall()
-    done: Counter[str] = Counter(files=0, valid=0, invalid=0, error=0, linked=0, unknown_doi=0)
+    done: Counter[str] = Counter(files=0, valid=0, invalid=0, error=0, linked=0, unknown_doi=0, stopped=0)
     if progress:
         progress(0, len(waiting))
-    with ThreadPoolExecutor(threads) as pool:
+    with H5adPool(settings) as h5ads, ThreadPoolExecutor(threads) as pool:
         for batch in _batches(map(_File._make, waiting)):
-            findings = list(pool.map(lambda file: _look(file, objects), batch))
-            done += _written(connection, batch, findings)
-            done["files"] += len(batch)
+            looks = list(pool.map(lambda file: _look(file, objects, h5ads), batch))
+            done.update(_written(connection, batch, [look.finding for look in looks]))
+            done.update(files=len(batch), stopped=sum(look.stopped for look in looks))
             if progress:
                 progress(done["files"], len(waiting))
     return done
@@ -116,7 +130,7 @@ def _written(connection: Connection, files: list[_File], findings: list[_Finding
     return Counter(dict(zip(("valid", "invalid", "error", "linked", "unknown_doi"), counted, strict=True)))
 
 
-def _look(file: _File, objects: Objects) -> _Finding:
+def _look(file: _File, objects: Objects, h5ads: H5adPool) -> _Look:
     """All that can be said about one file. It is read once: its digest is made while it comes."""
     wanted = file.file_type == SOURCE_DATASET and file.key.lower().endswith(".h5ad")
     try:
@@ -125,9 +139,13 @@ def _look(file: _File, objects: Objects) -> _Finding:
             body = objects.body(file.bucket, file.key, file.version_id, file.etag)
             server = _digest(body.chunks, copy)
             client = file.sha256_client or sha256_of(body.metadata)
-            doi = _doi(file, copy) if copy else None
+            doi, stopped = _doi(file, copy, h5ads) if copy else (None, False)
     except (Gone, Unreachable, Invalid, OSError) as error:
-        return _Finding(file.id, file.sequencer, "error", str(error)[:1000], None, None, None)
+        return _Look(_Finding(file.id, file.sequencer, "error", str(error)[:1000], None, None, None))
+    return _Look(_judge(file, client, server, doi), stopped)
+
+
+def _judge(file: _File, client: str | None, server: str, doi: str | None) -> _Finding:
     if client is None:
         return _Finding(
             file.id, file.sequencer, "error", "SHA256 metadata is required: it has no source-sha256", None, server, doi
@@ -151,10 +169,9 @@ def _digest(chunks: Iterable[bytes], copy: Path | None) -> str:
     return digest.hexdigest()
 
 
-def _doi(file: _File, copy: Path) -> str | None:
+def _doi(file: _File, copy: Path, h5ads: H5adPool) -> tuple[str | None, bool]:
     """A file that cannot be read for it is no less whole: the bytes are what the client promised, or not."""
-    try:
-        return h5ad.doi(copy)
-    except Exception as error:  # h5py raises whatever a file that somebody made up leads it to
-        _log.warning("%s/%s has no metadata that can be read: %s", file.bucket, file.key, error)
-        return None
+    reading = h5ads.read(copy)
+    if reading.problem:
+        _log.warning("%s/%s has no DOI that can be read: %s", file.bucket, file.key, reading.problem)
+    return reading.doi, reading.stopped
