@@ -79,7 +79,12 @@ class ExpressionMistake(TidingsError):
     def __str__(self) -> str:
         shown = [*self.text.split("\n"), ""][self.line - 1]
         before = "".join(each if each == "\t" else " " for each in shown[: self.column - 1])
-        return f"line {self.line}, column {self.column}: {self.words}\n  {shown}\n  {before}^"
+        return f"{self.summary}\n  {shown}\n  {before}^"
+
+    @property
+    def summary(self) -> str:
+        """Without the text itself."""
+        return f"line {self.line}, column {self.column}: {self.words}"
 
 
 def _caller_error(code: str, message: str, elements: dict[str, str]) -> CallerError:

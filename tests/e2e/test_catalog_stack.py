@@ -15,6 +15,7 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http
 from cloudevents.core.formats.json import JSONFormat
 
+import hostile_cel
 import kafka_reader
 from conftest import Running, running_stack
 from tidings.access import api_keys
@@ -160,6 +161,47 @@ def test_explain_shows_which_commit_names_an_object_and_which_object_a_commit_na
     words = explain(stack, f"catalog://{commit}")
     assert "names s3://warehouse/sales/v1.json: its change" in words
     assert "subscription explained: not wanted: it does not ask for CONTENT_STORED, only for COMMIT" in words
+
+
+def test_the_owner_sees_that_a_filter_has_no_answer_and_a_hostile_one_is_refused_or_never_evaluated(stack: Running) -> None:
+    client, sqs = Client(stack), of_aws(stack, "sqs")
+    places = {name: arn(sqs, queue(sqs, name)) for name in ("answers", "fails", "planted")}
+    hostile = hostile_cel.FOUND[292]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        client.subscribe("planted", places["planted"], filter=hostile)
+    problem = json.loads(refused.value.read())
+    assert problem["status"] == 400
+    assert "for the largest event this builds 7" in problem["message"]
+    assert "MiB, and 8 are the most" in problem["message"]
+
+    commits = {"types": ["COMMIT"]}
+    client.subscribe("answers", places["answers"], filter="roles.map(r, r).size() == 0", **commits)
+    client.subscribe("fails", places["fails"], filter="contentKey.map(part, part)[3] == 'x'", **commits)
+    client.subscribe("planted", places["planted"], filter="roles.map(r, r).size() == 1", **commits)
+    with psycopg.connect(stack.ready["database"]) as connection:  # by a version that had no prices
+        connection.execute("update catalog_subscriptions set filter = %s where name = 'planted'", [hostile])
+    commit = client.commit(put("priced"))
+
+    def shown() -> dict[str, Any]:
+        found = {each["name"]: each for each in client("GET", "subscriptions")["subscriptions"]}
+        return found if "unanswered" in found["fails"] and "unanswered" in found["planted"] else {}
+
+    received(sqs, queue(sqs, "answers"), 1)
+    found = until(shown, "what had no answer is counted")
+    assert found["fails"]["unanswered"]["times"] == found["planted"]["unanswered"]["times"] == 1
+    assert "ndex" in found["fails"]["unanswered"]["reason"]
+    assert "MiB, and 8 are the most" in found["planted"]["unanswered"]["reason"]
+    assert (found["fails"]["evaluated"], found["planted"]["evaluated"]) == ("batches", "nobody")
+    assert "unanswered" not in found["answers"]
+
+    listed = {each["name"]: each for each in json.loads(catalog(stack, "subscriptions", "--json"))}
+    assert (listed["fails"]["unanswered"], listed["answers"]["unanswered"]) == (1, 0)
+    assert listed["planted"]["unanswered_reason"] == found["planted"]["unanswered"]["reason"]
+    words = explain(stack, f"catalog://{commit}")
+    assert "subscription planted: not wanted: its filter is refused now" in words
+    assert "subscription fails: not wanted: its filter has no answer" in words
+    client.subscribe("fails", places["fails"], filter="roles.size() == 0", **commits)
+    assert "unanswered" not in client("GET", "subscriptions/fails")
 
 
 def explain(stack: Running, *arguments: str) -> str:

@@ -10,7 +10,7 @@ from tidings.api.catalog_calls import Call, Found
 from tidings.api.parts import Parts
 from tidings.catalog.errors import CatalogError
 from tidings.catalog.service import Catalog
-from tidings.cel.translatable import why_not
+from tidings.cel.translatable import evaluation
 from tidings.rules import catalog_subscriptions as subscriptions
 from tidings.rules.catalog_subscriptions import Subscription
 
@@ -62,9 +62,8 @@ def find(parts: Parts, method: str, segments: tuple[str, ...]) -> Found:
 
 
 def _shown(one: dict[str, Any]) -> dict[str, Any]:
-    """With how its filter is evaluated: by Spark itself, or by CEL over batches, and then why."""
+    """With how its filter is evaluated: by Spark itself, by CEL over batches, or by nobody; and why not by Spark."""
     if not one["filter"]:
         return one
-    reason = why_not(one["filter"])
-    how = {"evaluated": "columns"} if reason is None else {"evaluated": "batches", "because": reason}
-    return one | how
+    how = evaluation(one["filter"])
+    return one | {"evaluated": how.by} | ({} if how.because is None else {"because": how.because})

@@ -1,6 +1,7 @@
 """An expression: checked when it is made, so that there is no way to hold a wrong one; then evaluated for each event.
 
-CEL itself is Google's own library (ADR 11), which is loaded when the first expression is made.
+CEL itself is Google's own library (ADR 11), which is loaded when the first expression is made. It cannot be stopped while it
+evaluates, and what it builds is freed at the end: so an expression is priced before it is ever evaluated (`cost.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from tidings.cel import variables
-from tidings.cel.tree import PREFIX, Call, Constant, Node, Other, Position, Variable, position, read, walk
+from tidings.cel import sizes, variables
+from tidings.cel.cost import Overpriced, Price, price
+from tidings.cel.tree import PREFIX, Call, Constant, Node, Position, Variable, position, read, walk
 from tidings.errors import ExpressionMistake
 from tidings.events.catalog import CatalogEvent
 
 MAX_CHARACTERS = 4096
+_REASON = 500
+"""Characters of why an expression has no answer: of a key that a map does not have the library repeats all."""
 _PLACE = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _UNKNOWN = re.compile(r"undeclared reference to '(.*?)' \(in container '.*?'\)")
 _END = re.compile(r".*mismatched input '<EOF>' expecting .*")
@@ -30,7 +34,7 @@ def parse(text: str) -> Node:
 
 
 class Expression:
-    """Text that was found to be right: CEL, with no other variables than ours, and certain to give a boolean."""
+    """Text that was found to be right: CEL, with no other variables than ours, certain to give a boolean, and not too dear."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -50,6 +54,8 @@ class Expression:
             )
             raise _mistake(text, begin, f"it must give true or false for every event, but gives {known}")
         self.tree = read(self._compiled.serialize(), text)
+        self.price = self._priced()
+        """For the largest event."""
         self._check_patterns()
         self.variables = _used(self.tree)
         """The names of the ones that it needs."""
@@ -58,20 +64,37 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def matches(self, event: CatalogEvent) -> bool:
-        """Raises ExpressionFailed where the expression has no answer for this event: an index that is out of range."""
+        """Raises ExpressionFailed where the expression has no answer for this event: an index that is out of range, or an
+        event so large that the expression would cost too much."""
         return self.evaluate(variables.of_event(event, self.variables))
 
     def evaluate(self, values: Mapping[str, variables.Value]) -> bool:
         """The same over variables (`variables.of_event`, `variables.of_json`): at least those of `self.variables`."""
+        self._check_sizes(values)
         data = {PREFIX + name: values[name] for name in self.variables}
         try:
-            answer = self._compiled.eval(data=data)
-        except (RuntimeError, ValueError) as error:  # more steps than the library allows, or a text that is none
-            raise ExpressionFailed(str(error)) from None
-        value = answer.value()
+            value = self._compiled.eval(data=data).value()
+        except MemoryError:
+            raise ExpressionFailed("there was no memory left for it") from None
+        except Exception as error:  # a text that is none, or whatever else comes out of the library
+            raise ExpressionFailed(_plain(str(error))[:_REASON] or type(error).__name__) from None
         if not isinstance(value, bool):
-            raise ExpressionFailed(str(value))
+            raise ExpressionFailed(_plain(str(value))[:_REASON])
         return value
+
+    def _check_sizes(self, values: Mapping[str, variables.Value]) -> None:
+        """That an event which is larger than any that the expression was priced for does not cost too much."""
+        if sizes.is_larger(values, self.variables):
+            try:
+                price(self.tree, sizes.of_values(values, self.variables))
+            except Overpriced as overpriced:
+                raise ExpressionFailed(f"this event is too large: {overpriced.words}") from None
+
+    def _priced(self) -> Price:
+        try:
+            return price(self.tree, sizes.LARGEST)
+        except Overpriced as overpriced:
+            raise _mistake(self.text, overpriced.at, overpriced.words) from None
 
     def _check_patterns(self) -> None:
         for node in walk(self.tree):
@@ -82,10 +105,7 @@ class Expression:
 
 
 def _used(tree: Node) -> tuple[str, ...]:
-    nodes = list(walk(tree))
-    if any(isinstance(node, Other) for node in nodes):  # there may be variables inside
-        return variables.NAMES
-    used = {node.name for node in nodes if isinstance(node, Variable) and not node.bound}
+    used = {node.name for node in walk(tree) if isinstance(node, Variable) and not node.bound}
     return tuple(name for name in variables.NAMES if name in used)
 
 

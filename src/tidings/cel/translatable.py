@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tidings.cel.expression import parse
 from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable, walk
+from tidings.errors import ExpressionMistake
 
 _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
 _ASKED = ("startsWith", "endsWith", "contains")
@@ -21,17 +22,31 @@ class Untranslatable(Exception):
     """Why an expression is evaluated by CEL itself."""
 
 
+class Evaluation(NamedTuple):
+    """How an expression is evaluated: by Spark's columns, by CEL over batches, or never, for it is refused."""
+
+    by: Literal["columns", "batches", "nobody"]
+    because: str | None = None
+
+
 @lru_cache(maxsize=10_000)
-def why_not(text: str) -> str | None:
-    """Why an expression cannot be columns; None if it can."""
-    tree = parse(text)
+def evaluation(text: str) -> Evaluation:
+    try:
+        tree = parse(text)
+    except ExpressionMistake as mistake:  # it was registered by a version that took it
+        return Evaluation("nobody", mistake.summary)
     try:
         if sum(1 for _ in walk(tree)) > _MOST_NODES:
             raise Untranslatable(f"more than {_MOST_NODES} parts")
         _check(tree)
     except Untranslatable as reason:
-        return str(reason)
-    return None
+        return Evaluation("batches", str(reason))
+    return Evaluation("columns")
+
+
+def why_not(text: str) -> str | None:
+    """Why an expression cannot be columns; None if it can."""
+    return evaluation(text).because
 
 
 def _check(node: Node) -> None:

@@ -1,7 +1,8 @@
 """What a checked expression is made of, for whoever translates it: to Spark's columns, to words.
 
 The library gives the tree as a `cel.expr.CheckedExpr`, the message that the language's specification defines
-(cel-spec, proto/cel/expr). It is read here with just the fields that are needed, and handed on as five kinds of node.
+(cel-spec, proto/cel/expr). It is read here with just the fields that are needed, and handed on as nine kinds of node. What
+is none of the first eight is `Other`: such an expression is refused (`cost.py`).
 """
 
 from __future__ import annotations
@@ -105,14 +106,44 @@ class Macro:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """What has no meaning for filters, but is CEL: a map, a field of one. It can be evaluated, not translated."""
+class Entries:
+    """`{'a': 1}`: a map. It can be evaluated, not translated."""
 
+    keys: tuple[Node, ...]
+    values: tuple[Node, ...]
     gives: Kind
     at: Position
 
 
-Node = Constant | Variable | Call | Items | Macro | Other
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`over.name`, and `has(over.name)`: the value of a map's key."""
+
+    over: Node
+    name: str
+    gives: Kind
+    at: Position
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """`int`, as in `type(1) == int`."""
+
+    name: str
+    gives: Kind
+    at: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """What is CEL, but nothing that a filter needs. `what` is its name in words."""
+
+    what: str
+    gives: Kind
+    at: Position
+
+
+Node = Constant | Variable | Call | Items | Macro | Entries | Field | TypeName | Other
 
 
 def read(serialized: bytes, text: str) -> Node:
@@ -130,6 +161,10 @@ def walk(node: Node) -> Iterator[Node]:
         below = node.elements
     elif isinstance(node, Macro):
         below = (node.over, node.condition, node.element)
+    elif isinstance(node, Entries):
+        below = (*node.keys, *node.values)
+    elif isinstance(node, Field):
+        below = (node.over,)
     for each in below:
         if each is not None:
             yield from walk(each)
@@ -152,10 +187,7 @@ class _Reader:
             case "const_expr":
                 return Constant(_value(expr.const_expr), gives, at)
             case "ident_expr":
-                name = expr.ident_expr.name
-                if name in bound:
-                    return Variable(name, True, gives, at)
-                return Variable(name.removeprefix(PREFIX), False, gives, at) if name.startswith(PREFIX) else Other(gives, at)
+                return _named(expr.ident_expr.name, bound, gives, at)
             case "call_expr":
                 call = expr.call_expr
                 operands = [call.target, *call.args] if call.HasField("target") else call.args
@@ -163,27 +195,44 @@ class _Reader:
                 return Call(function, tuple(self._node(each, bound) for each in operands), gives, at)
             case "list_expr":
                 return Items(tuple(self._node(each, bound) for each in expr.list_expr.elements), gives, at)
+            case "struct_expr" if not expr.struct_expr.message_name:
+                entries = expr.struct_expr.entries
+                keys = tuple(self._node(each.map_key, bound) for each in entries)
+                return Entries(keys, tuple(self._node(each.value, bound) for each in entries), gives, at)
+            case "struct_expr":
+                return Other(f"a message of type {expr.struct_expr.message_name}", gives, at)
+            case "select_expr":
+                return Field(self._node(expr.select_expr.operand, bound), expr.select_expr.field, gives, at)
             case "comprehension_expr":
                 return self._macro(expr.comprehension_expr, bound, gives, at)
-        return Other(gives, at)
+        return Other("an unknown kind of expression", gives, at)
 
     def _macro(self, loop: Any, bound: frozenset[str], gives: Kind, at: Position) -> Node:
-        """The parser has made a loop of it already. Which macro it was, its step tells."""
+        """The parser has made a loop of it already. Which macro it was, its step tells.
+
+        What the loop collects is read by nothing but its own step: another name for it is an unknown one.
+        """
         over = self._node(loop.iter_range, bound)
-        variable, inside = loop.iter_var, bound | {loop.iter_var}
+        variable, collected = loop.iter_var, loop.accu_var
+        inside = (bound | {variable}) - {collected}
         step = loop.loop_step.call_expr
         start = loop.accu_init.WhichOneof("kind")
-        if step.function in ("_&&_", "_||_") and start == "const_expr":
+        other = Other("an unknown loop", gives, at)
+        if loop.iter_var2 or variable == collected:
+            return other
+        if step.function in ("_&&_", "_||_") and start == "const_expr" and _is(step.args[0], collected):
             name = "all" if step.function == "_&&_" else "exists"
             return Macro(name, over, variable, self._node(step.args[1], inside), None, gives, at)
         condition = None
         if step.function == "_?_:_":
             condition = self._node(step.args[0], inside)
-            if start == "const_expr":
-                return Macro("exists_one", over, variable, condition, None, gives, at)
+            if not _is(step.args[2], collected):
+                return other
             step = step.args[1].call_expr
-        if step.function != "_+_" or start != "list_expr":
-            return Other(gives, at)
+            if start == "const_expr" and step.function == "_+_" and step.args[1].WhichOneof("kind") == "const_expr":
+                return Macro("exists_one", over, variable, condition, None, gives, at)
+        if step.function != "_+_" or start != "list_expr" or not _is(step.args[0], collected):
+            return other
         element = self._node(step.args[1].list_expr.elements[0], inside)
         if condition is not None and isinstance(element, Variable) and element.bound and element.name == variable:
             return Macro("filter", over, variable, condition, None, gives, at)
@@ -200,6 +249,18 @@ class _Reader:
         return _KINDS.get(which or "", "other")
 
 
+def _named(name: str, bound: frozenset[str], gives: Kind, at: Position) -> Node:
+    if name in bound:
+        return Variable(name, True, gives, at)
+    if name.startswith(PREFIX):
+        return Variable(name.removeprefix(PREFIX), False, gives, at)
+    return TypeName(name, gives, at) if name in _TYPE_NAMES else Other(f"the name {name}", gives, at)
+
+
+def _is(expr: Any, name: str) -> bool:
+    return expr.WhichOneof("kind") == "ident_expr" and bool(expr.ident_expr.name == name)
+
+
 def position(text: str, offset: int) -> Position:
     before = text[:offset]
     return Position(before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1)
@@ -211,6 +272,12 @@ def _value(constant: Any) -> Any:
 
 
 _PRIMITIVES: dict[int, Kind] = {1: "bool", 2: "int", 3: "uint", 4: "double", 5: "string", 6: "bytes"}
+_TYPE_NAMES = frozenset(
+    [
+        *("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"),
+        *("google.protobuf.Duration", "google.protobuf.Timestamp"),
+    ]
+)
 _KINDS: dict[str, Kind] = {"list_type": "list", "map_type": "map", "null": "null"}
 
 _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {
@@ -226,7 +293,8 @@ _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {
     "PositionEntry": (("key", 1, "int64"), ("value", 2, "int64")),
     "Expr": (
         *(("id", 2, "int64"), ("const_expr", 3, "|Constant"), ("ident_expr", 4, "|Ident")),
-        *(("call_expr", 6, "|Call"), ("list_expr", 7, "|CreateList"), ("comprehension_expr", 9, "|Comprehension")),
+        *(("select_expr", 5, "|Select"), ("call_expr", 6, "|Call"), ("list_expr", 7, "|CreateList")),
+        *(("struct_expr", 8, "|CreateStruct"), ("comprehension_expr", 9, "|Comprehension")),
     ),
     "Constant": (
         *(("null_value", 1, "|int64"), ("bool_value", 2, "|bool"), ("int64_value", 3, "|int64")),
@@ -236,8 +304,12 @@ _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {
     "Ident": (("name", 1, "string"),),
     "Call": (("target", 1, "Expr"), ("function", 2, "string"), ("args", 3, "*Expr")),
     "CreateList": (("elements", 1, "*Expr"),),
+    "Select": (("operand", 1, "Expr"), ("field", 2, "string")),
+    "CreateStruct": (("message_name", 1, "string"), ("entries", 2, "*Entry")),
+    "Entry": (("map_key", 3, "Expr"), ("value", 4, "Expr")),
     "Comprehension": (
-        *(("iter_var", 1, "string"), ("iter_range", 2, "Expr"), ("accu_init", 4, "Expr"), ("loop_step", 6, "Expr")),
+        *(("iter_var", 1, "string"), ("iter_range", 2, "Expr"), ("accu_var", 3, "string"), ("accu_init", 4, "Expr")),
+        *(("loop_step", 6, "Expr"), ("iter_var2", 8, "string")),
     ),
 }
 """Of each message the fields that are read: name, number, type. `*` is a list, `|` one of those of which only one is there."""

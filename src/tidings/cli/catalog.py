@@ -21,12 +21,17 @@ Project = Annotated[str, typer.Option(help="The project that the catalog belongs
 Name = Annotated[str, typer.Argument(help="What the subscription is called.")]
 
 _LISTED = """
-select p.name, s.name, s.destination, coalesce(s.types, '{}'), coalesce(s.filter, ''), s.format, l.id, l.state, l.error
+select p.name, s.name, s.destination, coalesce(s.types, '{}'), coalesce(s.filter, ''), s.format, l.id, l.state, l.error,
+       coalesce(u.times, 0), u.reason, u.at::text
 from catalog_subscriptions s join projects p on p.public_id = s.project left join lanes l on l.id = s.lane
+left join unanswered_filters u on u.rule = s.rule
 where %(project)s::text is null or s.project = %(project)s
 order by p.name, s.name
 """
-_COLUMNS = ("project", "name", "destination", "types", "filter", "format", "lane", "state", "error")
+_COLUMNS = (
+    *("project", "name", "destination", "types", "filter", "format", "lane", "state", "error"),
+    *("unanswered", "unanswered_reason", "unanswered_at"),
+)
 
 
 @app.command()
@@ -77,7 +82,10 @@ def list_(
     project: Annotated[str | None, typer.Option(help="Only this project's: its name or public id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the subscriptions, each with its filter and the state of its lane. To a topic, its subscribers have the lanes."""
+    """List the subscriptions, each with its filter and the state of its lane. To a topic, its subscribers have the lanes.
+
+    `unanswered` counts events for which a filter had no answer.
+    """
     from tidings.access.projects import existing_project
 
     with database() as connection:

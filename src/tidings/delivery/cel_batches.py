@@ -12,42 +12,64 @@ import pyarrow.compute as pc
 
 from tidings.cel import variables
 from tidings.cel.expression import Expression, ExpressionFailed
+from tidings.delivery.unanswered import Unanswered
 from tidings.errors import ExpressionMistake
 
 log = logging.getLogger(__name__)
 
 
-def matches(batch: pa.RecordBatch, columns: Collection[str]) -> pa.RecordBatch:
-    """The rows that their `filter` wants, if it is none of those that are `columns`; it is taken from the rows that stay."""
+def matches(batch: pa.RecordBatch, columns: Collection[str]) -> tuple[pa.RecordBatch, list[Unanswered]]:
+    """The rows that their `filter` wants, if it is none of those that are `columns`; it is taken from the rows that stay.
+
+    An expression that has no answer for an event does not want it; those are counted.
+    """
     filters = batch.column("filter")
     if filters.null_count == batch.num_rows or "catalog" not in batch.schema.names:  # then nobody can say it yet, either
-        return batch
+        return batch, []
     own = {text for text in pc.unique(filters).to_pylist() if text is not None and text not in columns}
     if not own:
-        return batch
+        return batch, []
     texts, said, roles = filters.to_pylist(), batch.column("catalog").to_pylist(), batch.column("metadata").to_pylist()
-    kept = [i for i, text in enumerate(texts) if text not in own or _wants(text, said[i], roles[i])]
+    kept: list[int] = []
+    failed: dict[int, str] = {}
+    for i, text in enumerate(texts):
+        try:
+            if text not in own or _wants(text, said[i], roles[i]):
+                kept.append(i)
+        except ExpressionFailed as error:
+            failed[i] = str(error)
     left = batch.take(pa.array(kept, pa.int64()))
     passed = pa.array([None if texts[i] in own else texts[i] for i in kept], pa.string())
-    return left.set_column(left.schema.get_field_index("filter"), "filter", passed)
+    return left.set_column(left.schema.get_field_index("filter"), "filter", passed), _counted(batch, failed)
+
+
+def _counted(batch: pa.RecordBatch, failed: dict[int, str]) -> list[Unanswered]:
+    """For each rule how many changes they were: a change has a row for each lane of the rule."""
+    if not failed:
+        return []
+    rules, seqs = batch.column("rule").to_pylist(), batch.column("seq").to_pylist()
+    changes: dict[str, set[int]] = {}
+    reasons: dict[str, str] = {}
+    for i, reason in failed.items():
+        changes.setdefault(rules[i], set()).add(seqs[i])
+        reasons[rules[i]] = reason
+    return [Unanswered(int(rule), len(of_rule), reasons[rule]) for rule, of_rule in changes.items()]
 
 
 def _wants(text: str, said: str | None, roles: str | None) -> bool:
-    """An expression that has no answer for an event does not want it."""
+    """Raises ExpressionFailed where an expression has no answer."""
     expression = _expression(text)
-    if expression is None:
-        return False
+    if isinstance(expression, str):
+        raise ExpressionFailed(expression)
     values = variables.of_json(json.loads(said or "{}"), json.loads(roles or "[]"), expression.variables)
-    try:
-        return expression.evaluate(values)
-    except ExpressionFailed:
-        return False
+    return expression.evaluate(values)
 
 
 @lru_cache(maxsize=1000)
-def _expression(text: str) -> Expression | None:
+def _expression(text: str) -> Expression | str:
+    """Or why it is not evaluated."""
     try:
         return Expression(text)
-    except ExpressionMistake as mistake:  # it was right when it was registered, by another version of the library
-        log.error("a filter that was registered is not understood any more, and matches nothing: %s", mistake)
-        return None
+    except ExpressionMistake as mistake:  # it was right when it was registered, by another version of the library or of ours
+        log.error("a filter that was registered is refused now, and matches nothing: %s", mistake)
+        return f"it is refused now: {mistake.summary}"

@@ -8,7 +8,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, Stri
 
 from tidings.delivery import publishers
 from tidings.delivery.sending import Care, Dead, LaneResult, Pending, send_lane
+from tidings.delivery.unanswered import Unanswered, merge
 from tidings.events.messages import PROJECT, Message
 from tidings.events.positions import Position
 
@@ -39,12 +40,14 @@ RESULT = StructType(
         StructField("dead", StringType()),
         StructField("delays", ArrayType(LongType())),
         StructField("delay", DoubleType()),
+        StructField("unanswered", StringType()),
     ]
 )
 """One row for each lane: how many messages were confirmed and their bytes, the first that was not, whether only time ran out,
 whether it waits for somebody to act, the longest wait for an answer, how long the peer asked us to wait, and the destination's
 words; dead letters as JSON; and how long changes took from their commit: how many for each of DELAYS, and the sum in seconds.
-A row without a lane counts changes that no rule is there for any more, and has their bucket in place of the words."""
+A row without a lane counts changes that no rule is there for any more, and has their bucket in place of the words; or it has
+an `Unanswered`."""
 
 _NO_FORMAT = "its messages have a format that is new here"
 
@@ -105,8 +108,9 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
     deadline: float | None = None
     results: dict[int, LaneResult] = {}
     orphans: Counter[str] = Counter()
+    unanswered: list[Unanswered] = []
     for batch in batches:
-        lanes = by_lane(batch, terms, results, orphans)
+        lanes = by_lane(batch, terms, results, orphans, unanswered)
         publishers.learn(lanes)
         if deadline is None:  # the budget is for waiting on destinations, not for anything before
             deadline = time.monotonic() + terms.budget
@@ -117,17 +121,24 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
         open_lanes = {lane: pending for lane, pending in lanes.items() if results[lane].undelivered is None}
         if open_lanes:
             publishers.loop().run_until_complete(_send_lanes(open_lanes, results, terms, deadline))
-    yield _rows(results, orphans)
+    yield _rows(results, orphans, merge(unanswered))
 
 
-def by_lane(batch: pa.RecordBatch, terms: Terms, results: dict[int, LaneResult], orphans: Counter[str]) -> dict[int, Pending]:
+def by_lane(
+    batch: pa.RecordBatch,
+    terms: Terms,
+    results: dict[int, LaneResult],
+    orphans: Counter[str],
+    unanswered: list[Unanswered],
+) -> dict[int, Pending]:
     """The messages of the batch that are owed, lane by lane. Those without a lane are counted by their bucket."""
     batch, runs = _runs(batch)
     slots, windows, seqs, written, ids, bodies, keys, beside, projects = _lists(batch)
     lanes: dict[int, Pending] = {}
     for lane, begin, end in runs:
         if lane is None:
-            orphans.update(body.decode() for body in bodies[begin:end])
+            unanswered += [Unanswered.from_text(each) for each in beside[begin:end] if each]
+            orphans.update(bodies[at].decode() for at in range(begin, end) if not beside[at])
             continue
         start = terms.start_of(lane)
         if start is None:
@@ -200,7 +211,7 @@ async def _send_lane(lane: int, pending: Pending, result: LaneResult, terms: Ter
         result.undelivered, result.late, result.error = pending.position(0), False, f"{type(error).__name__}: {error}"
 
 
-def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBatch:
+def _rows(results: dict[int, LaneResult], orphans: Counter[str], unanswered: Sequence[Unanswered]) -> pa.RecordBatch:
     rows: list[dict[str, Any]] = [
         {
             "lane": lane,
@@ -220,6 +231,7 @@ def _rows(results: dict[int, LaneResult], orphans: Counter[str]) -> pa.RecordBat
         for lane, result in results.items()
     ]
     rows += [{"sent": number, "error": bucket} for bucket, number in orphans.items()]
+    rows += [{"unanswered": each.to_text()} for each in unanswered]
     return pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 

@@ -11,7 +11,7 @@ from tidings.catalog import joined
 from tidings.cel import variables
 from tidings.cel.expression import Expression, ExpressionFailed
 from tidings.delivery.explain import dicts, lanes_of
-from tidings.errors import OperatorError
+from tidings.errors import ExpressionMistake, OperatorError
 from tidings.events.positions import Position
 
 SCHEME = "catalog://"
@@ -84,10 +84,12 @@ def _why_not(subscription: dict[str, Any], matched: list[str], said: dict[str, A
     if subscription["types"] and said["type"] not in subscription["types"]:
         return f"it does not ask for {said['type']}, only for {', '.join(subscription['types'])}"
     if subscription["filter"]:
-        expression = Expression(subscription["filter"])
         try:
+            expression = Expression(subscription["filter"])
             if not expression.evaluate(variables.of_json(said, roles, expression.variables)):
                 return f"its filter says no: {subscription['filter']}"
         except ExpressionFailed as error:
             return f"its filter has no answer ({error}): {subscription['filter']}"
+        except ExpressionMistake as mistake:
+            return f"its filter is refused now, and wants nothing ({mistake.summary}): {subscription['filter']}"
     return ""

@@ -1,7 +1,7 @@
 """The figures of the stream, for Prometheus: what each lane did, how far behind it is, and how long changes take.
 
-A label names a lane by its number, never a project, a bucket or a key. Counts are this process's, since it started; states and
-lags are read from the database when somebody asks.
+A label names a lane or a rule by its number, never a project, a bucket or a key. Counts are this process's, since it
+started; states and lags are read from the database when somebody asks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tidings.delivery import overview
 from tidings.delivery.alerts import NAME as ALERT
 from tidings.delivery.reports import Report
 from tidings.delivery.sending import DELAYS
+from tidings.delivery.unanswered import Unanswered
 from tidings.errors import OperatorError
 
 _log = logging.getLogger(__name__)
@@ -36,12 +37,15 @@ class Figures:
         self._failed: Counter[int] = Counter()
         self._dead: Counter[int] = Counter()
         self._bytes: Counter[int] = Counter()
+        self._unanswered: Counter[int] = Counter()
         self._delays = [0] * (len(DELAYS) + 1)
         self._delay = 0.0
         self._alerts = 0
 
-    def add(self, reports: Iterable[Report]) -> None:
+    def add(self, reports: Iterable[Report], failed_filters: Iterable[Unanswered] = ()) -> None:
         with self._lock:
+            for each in failed_filters:
+                self._unanswered[each.rule] += each.times
             for report in reports:
                 self._delivered[report.lane] += report.sent
                 self._failed[report.lane] += report.cursor is not None and not report.late
@@ -72,15 +76,17 @@ class Figures:
             yield alerts
 
     def _counts(self) -> Iterator[Metric]:
-        for name, words, counts in (
-            ("tidings_lane_delivered", "Messages that the destination of a lane has taken.", self._delivered),
-            ("tidings_lane_failures", "Rounds and tries that a lane's destination has refused.", self._failed),
-            ("tidings_lane_dead_letters", "Messages of a lane that became dead letters.", self._dead),
-            ("tidings_lane_bytes", "Bytes of messages that the destination of a lane has taken.", self._bytes),
+        filters = "Events for which the filter of a subscription to a catalog had no answer."
+        for name, words, counts, label in (
+            ("tidings_lane_delivered", "Messages that the destination of a lane has taken.", self._delivered, "lane"),
+            ("tidings_lane_failures", "Rounds and tries that a lane's destination has refused.", self._failed, "lane"),
+            ("tidings_lane_dead_letters", "Messages of a lane that became dead letters.", self._dead, "lane"),
+            ("tidings_lane_bytes", "Bytes of messages that the destination of a lane has taken.", self._bytes, "lane"),
+            ("tidings_catalog_filter_unanswered", filters, self._unanswered, "rule"),
         ):
-            family = CounterMetricFamily(name, words, labels=["lane"])
-            for lane, count in sorted(counts.items()):
-                family.add_metric([str(lane)], count)
+            family = CounterMetricFamily(name, words, labels=[label])
+            for number, count in sorted(counts.items()):
+                family.add_metric([str(number)], count)
             yield family
 
 

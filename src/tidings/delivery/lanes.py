@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from psycopg import Connection
 from psycopg.types.json import Json
 
-from tidings.delivery import dead_letters
+from tidings.delivery import dead_letters, unanswered
 from tidings.delivery.lookup import Moment
 from tidings.delivery.reports import MOST_PATIENCE_SECONDS, Report
+from tidings.delivery.unanswered import Unanswered
 from tidings.errors import Superseded
 from tidings.events.positions import Position
 
@@ -132,6 +133,7 @@ def end_round(
     reports: Iterable[Report],
     first_retry: float,
     settle: bool = False,
+    failed_filters: Iterable[Unanswered] = (),
 ) -> None:
     """The end of a stream's round: its position, lanes that failed and lanes that rejoin move together, or nothing does.
 
@@ -184,6 +186,7 @@ def end_round(
             raise Superseded(f"Another stream has taken over: epoch {epoch} at {start} no longer counts.")
         for report in reports:
             dead_letters.bury(connection, report.lane, report.dead)
+        unanswered.write(connection, failed_filters)
         if settle:
             connection.execute(_JOIN, {"win": end.window, "seq": end.seq})
             connection.execute(_OPEN, {"win": end.window, "seq": end.seq})

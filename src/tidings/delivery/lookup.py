@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from tidings import settings as settings_module
 from tidings.db.connecting import noticing
-from tidings.delivery import cel_batches, shares
+from tidings.delivery import cel_batches, shares, unanswered
 from tidings.delivery.deliver import Terms
 from tidings.delivery.render import IN_HEADERS
 from tidings.delivery.route import Routes, expand, numbers_in
@@ -66,7 +66,7 @@ _kept: tuple[int, Routes] = (-1, Routes())
 def routed(batch: pa.RecordBatch, moment: Moment, terms: Terms, filters: Collection[str] = ()) -> pa.RecordBatch:
     """The changes of a batch, each with the rules and lanes that it goes to, as far as these terms serve them.
 
-    Those of `filters` are left to who asks.
+    Those of `filters` are left to who asks. Behind them are rows of `unanswered`.
     """
     global _kept
     if _kept[0] != moment.version:
@@ -76,7 +76,7 @@ def routed(batch: pa.RecordBatch, moment: Moment, terms: Terms, filters: Collect
         settings = settings_module.load()
         with psycopg.connect(noticing(settings.database_url)) as connection:
             routes.learn(unknown, found(connection, unknown, moment, settings))
-    return cel_batches.matches(shares.owed(expand(batch, routes), terms), filters)
+    return unanswered.with_rows(*cel_batches.matches(shares.owed(expand(batch, routes), terms), filters))
 
 
 def found(connection: Connection, numbers: Iterable[str], moment: Moment, settings: Settings) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ from tidings.delivery.lookup import Moment
 from tidings.delivery.render import details_of, render
 from tidings.delivery.reports import Report, merge
 from tidings.delivery.route import route, routed
+from tidings.delivery.unanswered import Unanswered
+from tidings.delivery.unanswered import merge as merge_unanswered
 from tidings.events.schema import CHANGE, DETAILS, stored
 from tidings.formats import Context
 from tidings.settings import Settings
@@ -86,6 +88,7 @@ class Pipeline:
         self._filters: list[str] = []
         self._tried: dict[str, bool] = {}
         self._plans: dict[int, DataFrame] = {}
+        self._unanswered: list[Unanswered] = []
 
     def learn(self, moment: Moment, connection: Connection) -> None:
         """See whether a new rule or lane brought a format or a filter that the plan does not have: then it is made anew."""
@@ -145,13 +148,20 @@ class Pipeline:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         rows_of_lanes, orphans = [], Counter[str]()
         for row in plan.collect():
-            if row.lane is None:
+            if row.unanswered is not None:
+                self._unanswered.append(Unanswered.from_text(row.unanswered))
+            elif row.lane is None:
                 orphans[row.error] += row.sent
             else:
                 rows_of_lanes.append(row)
         if todo.terms.everyone_from is not None:  # catch-up meets them again
             _warn(orphans)
         return merge(rows_of_lanes)
+
+    def pop_unanswered(self) -> list[Unanswered]:
+        """What filters had no answer for since this was asked last."""
+        found, self._unanswered = merge_unanswered(self._unanswered), []
+        return found
 
 
 def _warn(orphans: Counter[str]) -> None:

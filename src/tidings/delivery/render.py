@@ -31,8 +31,8 @@ MESSAGE = StructType(
     ]
 )
 """A message on its way. `slot` stands for its bucket and key: messages of one slot never overtake each other. `at` is when its
-change was written, in microseconds. `lane` is null where there is no rule for it any more, `body` where its format is not among
-those of the plan."""
+change was written, in microseconds. `lane` is null where there is no rule for it any more, and where the attributes are an
+`Unanswered`; `body` is null where its format is not among those of the plan."""
 
 
 def render(routed: DataFrame, formats: Iterable[str], context: Context, traced: bool = False) -> DataFrame:
@@ -52,7 +52,9 @@ def render(routed: DataFrame, formats: Iterable[str], context: Context, traced: 
         F.concat_ws(".", "id", "rule").alias("id"),
         F.coalesce(_chosen(said, lambda one: one.body), nobody).alias("body"),
         _chosen(said, lambda one: one.key).alias("key"),
-        (_in_trace(attributes) if traced else attributes).alias("attributes"),
+        F.when(F.col("lane").isNull(), F.col("config_json"))
+        .otherwise(_in_trace(attributes) if traced else attributes)
+        .alias("attributes"),
         "project",
     )
 

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tidings.changestream import reader, windows
 from tidings.changestream.retention import keep_up
-from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session, shares
+from tidings.delivery import alerts, archive, catchup, dead_letters, lanes, ownership, session, shares, unanswered
 from tidings.delivery.backfilling import Backfilling
 from tidings.delivery.deliver import Terms
 from tidings.delivery.figures import Figures
@@ -166,9 +166,10 @@ class Stream:
             reports, end = self._wait_for_all(connection, pipeline, end, standing, reports)
         reports = shares.hold_back(reports, shared.ends)
         first_retry = catchup.retry_after(self._settings.delivery, 1)
-        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled)
+        failed = pipeline.pop_unanswered()
+        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled, failed)
         self._patience.learn(reports)
-        self._figures.add(reports)
+        self._figures.add(reports, failed)
         for report in reports:
             _tell(report)
         return end, read if read == most else rows
@@ -286,8 +287,10 @@ class Stream:
             if not lanes.stop_lost(connection, owner.epoch):
                 raise
             return True
+        failed = pipeline.pop_unanswered()
+        unanswered.write(connection, failed)
         self._patience.learn(reports)
-        self._figures.add(reports)
+        self._figures.add(reports, failed)
         for _ in range(alerted):
             self._figures.alerted()
         for report in reports:

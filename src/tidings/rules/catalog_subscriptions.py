@@ -27,7 +27,11 @@ MOST = 100
 """Subscriptions of one project: each commit names them all."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _TYPES = tuple(event.type for event in TYPES)
-_READ = "select name, destination, types, filter, format from catalog_subscriptions where project = %s order by name"
+_READ = """
+select s.name, s.destination, s.types, s.filter, s.format,
+       case when u.rule is not null then json_build_object('times', u.times, 'reason', u.reason, 'at', u.at) end as unanswered
+from catalog_subscriptions s left join unanswered_filters u using (rule) where s.project = %s order by s.name
+"""
 
 _COUNT = "select count(*) from catalog_subscriptions where project = %s and name <> %s"
 
@@ -35,6 +39,11 @@ _COUNT = "select count(*) from catalog_subscriptions where project = %s and name
 _LEAVE = """
 delete from catalog_subscriptions
 where (project, name) = (%(project)s, %(name)s) and destination <> %(destination)s
+"""
+# Another filter begins at nothing.
+_FORGET = """
+delete from unanswered_filters u using catalog_subscriptions s
+where u.rule = s.rule and (s.project, s.name) = (%(project)s, %(name)s) and s.filter is distinct from %(filter)s
 """
 _PUT = """
 insert into catalog_subscriptions as s (project, name, destination, lane, types, filter, format)
@@ -128,14 +137,16 @@ async def _store(connection: AsyncConnection[Any], project: str, wanted: Subscri
         raise bad_request(f"A project has at most {MOST} subscriptions to its catalog: delete one before.")
     await connection.execute(OPEN_LANES, {"project": project, "destinations": [] if fans_out else [wanted.destination]})
     await connection.execute(_LEAVE, values)
+    await connection.execute(_FORGET, values)
     await connection.execute(_PUT, values)
 
 
 async def all_of(connection: AsyncConnection[Any], project: str) -> list[dict[str, Any]]:
-    """As they were stored; they are not checked again."""
+    """As they were stored; they are not checked again. `unanswered` is there if a filter had no answer, and why."""
     async with connection.cursor(row_factory=dict_row) as cursor:
         rows = await (await cursor.execute(_READ, [project])).fetchall()
-    return [row | {"types": row["types"] or [], "filter": row["filter"] or ""} for row in rows]
+    found = [row | {"types": row["types"] or [], "filter": row["filter"] or ""} for row in rows]
+    return [{name: value for name, value in row.items() if value is not None or name != "unanswered"} for row in found]
 
 
 async def delete(pool: Pool, project: str, name: str) -> None:

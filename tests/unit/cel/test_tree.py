@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import catalog_events
 from tidings.cel import variables
 from tidings.cel.expression import Expression, parse
-from tidings.cel.tree import Call, Constant, Items, Macro, Node, Other, Position, Variable, walk
+from tidings.cel.tree import Call, Constant, Entries, Field, Items, Macro, Node, Position, TypeName, Variable, walk
 from tidings.events.catalog import CatalogEvent
 
 
@@ -78,8 +78,12 @@ def test_a_macro_s_variable_may_hide_one_of_ours() -> None:
     assert [node.bound for node in walk(tree) if isinstance(node, Variable) and node.name == "type"] == [True, False]
 
 
-def test_what_cannot_be_translated_is_named_so() -> None:
-    assert any(isinstance(node, Other) for node in walk(parse("{'a': type}['a'] == 'b'")))
+def test_a_map_and_a_field_of_one_are_read_with_what_is_in_them() -> None:
+    [entries] = [node for node in walk(parse("{'a': type, message: 'b'}['a'] == 'b'")) if isinstance(node, Entries)]
+    assert [type(each) for each in (*entries.keys, *entries.values)] == [Constant, Variable, Variable, Constant]
+    [field] = [node for node in walk(parse("has({'a': type}.a)")) if isinstance(node, Field)]
+    assert (field.name, type(field.over)) == ("a", Entries)
+    assert any(isinstance(node, TypeName) for node in walk(parse("type(1) == int")))
 
 
 def plain(node: Node, values: dict[str, Any]) -> Any:

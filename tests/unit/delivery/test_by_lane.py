@@ -16,6 +16,7 @@ from tidings.delivery import shares
 from tidings.delivery.deliver import Terms, by_lane
 from tidings.delivery.render import MESSAGE
 from tidings.delivery.sending import DELAYS, LaneResult
+from tidings.delivery.unanswered import Unanswered
 from tidings.events.messages import Message
 from tidings.events.positions import Position
 
@@ -30,7 +31,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
     made: list[Row] = []
     for number, lane in enumerate(draw(st.lists(_LANES, max_size=30))):
         body = None if lane and draw(st.integers(0, 40)) == 0 else f"schön {number}"
-        more = draw(st.sampled_from([None, None, "{}", '{"ce-type":"x"}']))
+        more = draw(st.sampled_from([None, None, "{}", '{"ce-type":"x"}'] if lane else [None, '[7,2,"Index"]']))
         made.append(
             {
                 "lane": lane,
@@ -69,12 +70,15 @@ def test_every_lane_gets_what_it_is_owed_and_nothing_else(
     results: dict[int, LaneResult] = {}
     orphans: Counter[str] = Counter()
     batch = pa.RecordBatch.from_pylist(given_rows, schema=to_arrow_schema(MESSAGE))
-    found = by_lane(batch, terms, results, orphans)
+    unanswered: list[Unanswered] = []
+    found = by_lane(batch, terms, results, orphans, unanswered)
     rendered: Counter[str] = Counter()
-    assert by_lane(shares.owed(batch, terms), terms, {}, rendered) == found, "what is not rendered is not owed"
+    assert by_lane(shares.owed(batch, terms), terms, {}, rendered, []) == found, "what is not rendered is not owed"
     assert rendered == orphans
 
-    assert orphans["project/bucket"] == sum(row["lane"] is None for row in given_rows)
+    without_lane = [row["attributes"] for row in given_rows if row["lane"] is None]
+    assert orphans["project/bucket"] == without_lane.count(None)
+    assert unanswered == [Unanswered(7, 2, "Index")] * (len(without_lane) - without_lane.count(None))
     for lane in (1, 2, 3):
         start = None if lane in skipped else starts.get(lane, everyone)
         end = ends.get(lane, Position(9, 999))
@@ -105,7 +109,7 @@ def test_a_lane_that_has_stopped_gets_nothing_of_a_later_batch() -> None:
     row = {"lane": 1, "slot": 1, "window": 1, "seq": 9, "at": 0, "id": "a.1", "body": "b", "key": None}
     batch = pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(MESSAGE))
     stopped = {1: LaneResult(undelivered=Position(1, 5))}
-    assert by_lane(batch, Terms(1, 1, Position(0, 0)), stopped, Counter()) == {}
+    assert by_lane(batch, Terms(1, 1, Position(0, 0)), stopped, Counter(), []) == {}
 
 
 _CLEAR_OF_BOUNDS = st.floats(-1, 100_000).filter(lambda delay: all(abs(delay - upto) > 1e-3 for upto in DELAYS))

@@ -1,0 +1,212 @@
+"""What an expression may cost: dear ones are refused when they are registered, and all others are as cheap as was said."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hostile_cel
+from catalog_events import commit
+from hostile_cel import FOUND, REFUSED
+from tidings.cel import patterns, sizes, variables
+from tidings.cel.cost import MAX_BYTES, MAX_MICROSECONDS
+from tidings.cel.expression import Expression, ExpressionFailed
+from tidings.errors import ExpressionMistake
+
+MOST_MILLISECONDS, MOST_MIB, MOST_GROWTH = 50, 64, 1.2
+DOCS = Path(__file__).parents[3] / "docs"
+
+USUAL = [
+    "type == 'CONTENT_STORED' && reference == 'main' && contentNamespace.startsWith('sales')",
+    "type in ['COMMIT', 'MERGE'] && roles.exists(r, r.startsWith('etl-'))",
+    "contentKey.exists(part, roles.exists(role, role == part))",
+    "contentKey.map(part, part + '!').exists(part, part == 'eu!')",
+    "message.matches('(?i)(fix|close)(es|ed)? #[0-9]+')",
+    "message.matches('.*JIRA-[0-9]+.*')",
+    "message.matches('^release [0-9]{4}-[0-9]{2}-[0-9]{2}$')",
+    "contentName.matches('[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}')",
+    "contentName.matches('^(sales|eu)[.].*$') && message.contains('[skip]') == false",
+    "roles.exists(r, r.matches('^etl-[a-z]+$'))",
+    "author.matches('^\\\\pL+ \\\\pL+ <.*>$')",
+    "message.contains(author) && message.size() > 10 && createdBy + '@example.com' == author",
+    "{'main': 'prod', 'dev': 'test'}[reference] == 'prod'",
+    "timestamp('2026-01-01T00:00:00Z').getHours('Europe/Berlin') == 1",
+    " || ".join(f"contentName.startsWith('namespace{number}.')" for number in range(80)),
+]
+
+
+@pytest.mark.parametrize("text", USUAL)
+def test_what_filters_are_made_of_is_taken(text: str) -> None:
+    Expression(text)
+
+
+def test_what_the_documentation_shows_is_taken() -> None:
+    shown = "\n".join((DOCS / name).read_text() for name in ("catalog.md", "subscribers.md"))
+    found = re.findall(r'(?:register\(Listener\(\), |--filter )"([^"]+)"', shown)
+    assert len(found) >= 3
+    for text in found:
+        Expression(text)
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_too_dear_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionMistake):
+        Expression(text)
+
+
+def test_the_audit_s_expressions_are_among_them() -> None:
+    assert {length: len(text) for length, text in FOUND.items()} == {177: 177, 225: 225, 292: 292}
+    assert {*FOUND.values()} <= {*REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "words"),
+    [
+        (FOUND[177], 1, 81, r"builds 47\.\d MiB, and 8 are the most"),
+        (
+            "true &&\n  roles.all(a, roles.all(b, roles.all(c, a == b)))",
+            2,
+            12,
+            "goes round its loops 266,304 times, and 10,000 are",
+        ),
+        ("message.matches('[ab]*a[ab]{100}c')", 1, 16, r"takes [0-9.]+ ms, and 25 are the most"),
+        ("type == 'a' || message.matches(author)", 1, 32, "a pattern .* that is no constant"),
+        ("timestamp(0).getHours('/dev/stdin') == 1", 1, 23, "a time zone must be a constant"),
+        ("google.protobuf.StringValue{value: message} == 'a'", 1, 1, "a message of type google.protobuf.StringValue"),
+        ("google.protobuf.NullValue.NULL_VALUE == 0", 1, 26, "nobody can say what"),
+    ],
+)
+def test_a_refusal_says_where_how_much_and_what_is_the_most(text: str, line: int, column: int, words: str) -> None:
+    with pytest.raises(ExpressionMistake, match=words) as refused:
+        Expression(text)
+    assert (refused.value.line, refused.value.column) == (line, column)
+
+
+def test_the_dearer_of_two_branches_counts() -> None:
+    dear = "message.contains(author + 'b')"
+    both = Expression(f"type == 'a' ? {dear} : {dear}").price
+    one = Expression(dear).price
+    assert one.microseconds < both.microseconds < 1.1 * one.microseconds
+    assert both.bytes == one.bytes
+
+
+@pytest.mark.parametrize("seed", [hostile_cel.SEED])
+def test_300_hostile_expressions_are_refused_or_bounded_and_leave_nothing_behind(seed: int) -> None:
+    print(f"seed {seed}")
+    command = [sys.executable, hostile_cel.__file__, str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"the worker has died: {done.returncode} {done.stderr[-2000:]}"
+    found: dict[str, Any] = json.loads(done.stdout)
+    print(found)
+    assert found["taken"] + found["refused"] >= 300
+    assert min(found["taken"], found["refused"]) >= 50, "nothing is near the limit"
+    assert found["slowest_ms"] <= MOST_MILLISECONDS, found["slowest"]
+    assert found["peak_mib"] <= MOST_MIB
+    assert found["after_mib"] <= MOST_GROWTH * found["before_mib"]
+
+
+def test_an_event_beyond_the_largest_is_no_reason_to_cost_more() -> None:
+    expression = Expression("roles.exists(r, (message + message) == r)")
+    event = variables.of_event(commit(roles=("etl",)))
+    assert not expression.evaluate(event | {"message": "a" * 65_536})
+    assert not expression.evaluate(event | {"message": "\U0001f98a" * 65_536}), "one role is not many"
+    for larger in ({"roles": ["etl"] * 64, "message": "\u00e9" * 65_536}, {"roles": ["etl"] * 1000, "message": "a" * 60_000}):
+        with pytest.raises(ExpressionFailed, match=r"this event is too large: .* MiB, and 8 are the most"):
+            expression.evaluate(event | larger)
+
+
+@contextmanager
+def no_more_memory_than(mib: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + mib * 1024 * 1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_where_no_memory_is_left_there_is_no_answer_and_then_there_is_one_again() -> None:
+    dear = Expression("roles.map(r, message + r).exists(m, m == '')")
+    event = variables.of_event(commit(roles=())) | {"message": "a" * 65_536, "roles": ["r" * 100] * 64}
+    with no_more_memory_than(1), pytest.raises(ExpressionFailed, match="no memory left"):
+        dear.evaluate(event)
+    assert not dear.evaluate(event)
+
+
+def test_an_event_has_its_own_sizes() -> None:
+    values = variables.of_event(commit()) | {"message": "\u00e9" * 40_000, "roles": ["r" * 200]}
+    assert sizes.is_larger(values, ["message"])
+    assert sizes.is_larger(values, ["roles"])
+    assert not sizes.is_larger(values, ["type", "contentKey"])
+    found = sizes.of_values(values, variables.NAMES)
+    assert found["message"].text == 80_000
+    assert found["roles"] == sizes.Size(0, 1, sizes.Size(200))
+    assert found["type"] == sizes.Size(len("COMMIT"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "positions", "choices"),
+    [
+        ("abc", 3, 0),
+        ("a{3}", 3, 0),
+        ("(ab){2,3}", 6, 2),
+        ("[a-z]{4}-", 5, 4),
+        ("a|b", 2, 1),
+        (r"\Q(a{9}[\E", 6, 0),
+        (r"[]\]a{9}]", 1, 1),
+        (r"[[:alpha:]]{9}", 9, 9),
+        (r"\x{41}{2}", 2, 0),
+        ("a{,3}", 5, 0),
+        ("(?i)ab", 2, 0),
+        ("((a*b){2}c){3}", 15, 6),
+        (r"\p{Greek}\pL", 8, 2),
+    ],
+)
+def test_what_a_pattern_is_made_of(pattern: str, positions: int, choices: int) -> None:
+    found = patterns.read(pattern)
+    assert (found.positions, found.choices) == (positions, choices)
+
+
+def test_random_patterns_cost_no_more_than_was_said() -> None:
+    dice = random.Random(20261119)
+    texts = ["".join(dice.choices(letters, k=65_536)) for letters in ("a", "ab", "abcdef", "aaaaaaab")]
+    taken = 0
+    while taken < 150:
+        try:
+            expression = Expression(f"message.matches({json.dumps(_pattern(dice, 3))})")
+        except ExpressionMistake:
+            continue
+        taken += 1
+        assert expression.price.microseconds <= MAX_MICROSECONDS
+        assert expression.price.bytes <= MAX_BYTES
+        for text in texts:
+            taken_seconds = min(_seconds(expression, text) for _ in range(2))
+            assert 1000 * taken_seconds <= MOST_MILLISECONDS, expression
+
+
+def _seconds(expression: Expression, message: str) -> float:
+    began = time.thread_time()
+    expression.evaluate({"message": message})
+    return time.thread_time() - began
+
+
+def _pattern(dice: random.Random, depth: int) -> str:
+    def piece() -> str:
+        atom = dice.choice(["a", "b", "c", "[ab]", "[^c]", ".", r"\w", r"\pL"])
+        if depth and dice.random() < 0.4:
+            atom = f"({_pattern(dice, depth - 1)})"
+        return atom + dice.choice(["", "", "", "*", "+", "?", f"{{{dice.randint(1, 20)}}}", f"{{0,{dice.randint(1, 9)}}}"])
+
+    return "|".join("".join(piece() for _ in range(dice.randint(1, 4))) for _ in range(dice.choice([1, 1, 2])))
