@@ -27,6 +27,9 @@ def test_its_mistake_is_told_in_these_words() -> None:
     with pytest.raises(ExpressionMistake) as told:
         Expression("type == 'COMMIT' && (referense == 'main')")
     assert f"```\n{told.value}\n```" in GUIDE
+    with pytest.raises(ExpressionMistake) as told:
+        Expression("contentKey.map(a, roles.map(b, message + message)).size() == 0")
+    assert f"```\n{told.value}\n```" in GUIDE
 
 
 def test_its_expressions_are_right_and_its_python_is_python() -> None:
