@@ -145,11 +145,13 @@ def test_who_needs_no_key_for_a_catalog_takes_nothing_from_its_project(database_
     with s3_server(database_url, tmp_path, TIDINGS_CATALOG__ANONYMOUS_PROJECT=open_project, **small) as server:
         server.access_key_id, server.secret = key
         with ExitStack() as open_:
-            for _ in range(2):
+
+            def is_used_up() -> bool:
                 client = open_.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
-                begun = "POST /-/catalog/api/v1/trees/tree HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
-                client.sendall(begun.encode())
-            until(lambda: trees(server.port) == 429, "the share of those without a key is used up")
+                client.sendall(b"POST /-/catalog/api/v1/trees/tree HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+                return trees(server.port) == 429
+
+            until(is_used_up, "the share of those without a key is used up")
             assert server.client().list_buckets()["Buckets"] == []
         until(lambda: trees(server.port) == 200, "room again")
 
