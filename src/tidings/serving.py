@@ -21,7 +21,7 @@ from granian.log import LogLevels
 from starlette.types import ASGIApp
 
 from tidings.api import connections
-from tidings.api.limits import Door, LimitSettings
+from tidings.api.limits import Door, LimitSettings, UnderWay
 from tidings.errors import OperatorError
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def run(
     `load` makes the application in each worker, and carries the settings there. An import string would send them through the
     environment, and would put the current folder in front of the module path.
     """
-    _raise_descriptors(limits.connections)
+    limits = _within_descriptors(limits)
     server = Granian(
         "tidings",
         address=host,
@@ -83,21 +83,22 @@ def run(
 
 def _behind_door(load: Callable[[], ASGIApp], port: int, limits: LimitSettings) -> ASGIApp:
     """What each worker runs: the application, with its limits in front."""
-    door = Door(load(), limits)
-    connections.watch(port, door)
-    return door
+    under_way = UnderWay(limits)
+    connections.watch(port, under_way)
+    return Door(load(), under_way)
 
 
-def _raise_descriptors(most: int) -> None:
-    """A process may open as many files as the system lets it; where that is too few, the operator learns it here."""
+def _within_descriptors(limits: LimitSettings) -> LimitSettings:
+    """A process may open as many files as the system lets it. Without a file for each connection no limit could be kept."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard != resource.RLIM_INFINITY and hard < most + _SPARE + _FILES:
-        words = (
-            "a process may open %d files, too few for %d connections: raise `ulimit -Hn` or lower TIDINGS_LIMITS__CONNECTIONS"
-        )
-        _log.warning(words, hard, most)
+    room = max((hard - _SPARE - _FILES) * 4 // 5, 16)  # a fifth is for gRPC
+    if hard == resource.RLIM_INFINITY or room >= limits.connections:
+        return limits
+    words = "a process may open %d files, too few for %d connections: %d are served. Raise `ulimit -Hn`"
+    _log.warning(words, hard, limits.connections, room)
+    return limits.model_copy(update={"connections": room})
 
 
 def die_with_parent() -> None:

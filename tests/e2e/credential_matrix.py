@@ -123,6 +123,7 @@ class Keys:
             Text("half of an API key", valid.api_key[: len(valid.api_key) // 2]),
             Text("API key twice", valid.api_key * 2),
             Text("known head with a forged tail", str(forged)),
+            Text("known head with a caveat that never ends", str(Macaroon(head, (b"[" * 10_000,), bytes(32)))),
             Text("key of another installation", str(Macaroon.new(bytes(32)))),
             Text("nothing", ""),
         ]

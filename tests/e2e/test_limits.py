@@ -128,6 +128,21 @@ def test_a_tenant_gets_all_its_answers_beside_a_flood(
         assert tenant.percentile(0.99) < P99_SECONDS
 
 
+@pytest.mark.chaos
+def test_a_tenant_gets_all_its_answers_beside_a_flood_of_one_process(
+    postgres: Postgres, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """More than it accepts and the kernel keeps for it: new clients wait until the excess is closed."""
+    with place(postgres, tmp_path, "limits_one", TIDINGS_API__WORKERS="1") as here:
+        tenant = here.tenant
+        with tenant.at_work(), flooding(idle(here, 10_000)) as report:
+            tenant.until(len(tenant.took) + 60 * RATE)
+        said = f"p50 {tenant.percentile(0.5):.3f} s, p99 {tenant.percentile(0.99):.3f} s"
+        say(f"10000 idle at one process, {len(tenant.took)} requests beside them: {said}; closed {report.closed}")
+        assert tenant.failed == []
+        assert tenant.percentile(0.99) < P99_SECONDS
+
+
 def test_an_address_with_too_many_connections_loses_the_oldest(postgres: Postgres, tmp_path: Path) -> None:
     small = {
         "TIDINGS_LIMITS__CONNECTIONS_PER_ADDRESS": "50",

@@ -52,7 +52,7 @@ class Caveat:
         """A caveat that is not understood limits in a way that is not known: a key with it is refused."""
         try:
             said = json.loads(data, object_pairs_hook=_once)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadKey("The API key has a caveat that cannot be read.") from None
         if not isinstance(said, dict):
             raise BadKey("The API key has a caveat that cannot be read.")

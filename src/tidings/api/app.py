@@ -51,6 +51,7 @@ class _App:
         self._figures: ApiFigures | None = None
         self._grpc = _grpc_front(settings)
         self._front: ASGIApp = self._serve
+        self._asking: asyncio.Task[bool] | None = None
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
         self._router = Router(
@@ -122,13 +123,21 @@ class _App:
             await self._s3(scope, receive, send)
 
     async def _ready(self, _: Request) -> PlainTextResponse:
+        """Whoever asks meanwhile gets the same answer: it needs no key, and takes one connection from the tenants."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answers())
+        if await asyncio.shield(self._asking):
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("the database does not answer\n", 503)
+
+    async def _answers(self) -> bool:
         assert self._parts is not None
         try:
             async with asyncio.timeout(_READY_SECONDS), self._parts.pool.connection(_READY_SECONDS) as connection:
                 await connection.execute("select 1")
         except (psycopg.Error, TimeoutError):
-            return PlainTextResponse("the database does not answer\n", 503)
-        return PlainTextResponse("ready\n")
+            return False
+        return True
 
     async def _metrics(self, request: Request) -> Response:
         assert self._figures is not None

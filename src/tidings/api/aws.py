@@ -1,7 +1,7 @@
 """The way in for the services beside S3 on the same port: the signature's scope says which one is meant.
 
 Verify first, dispatch after, as for S3. The key must be known before the body is read, because the signature is over the
-body: a stranger cannot make us hold one.
+body: who names no key cannot make us hold one. An id is no secret, so what is held before it is verified has limits.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Aws:
         key = await self._parts.keys.find(signed.access_key_id)
         if key is None:
             raise CallerError("InvalidAccessKeyId", "The security token included in the request is invalid: no such key.")
-        content = await _whole(body)
+        content = await _whole(body, scope)
         sigv4.verify(signed.over(content), key.secret)
         self._parts.keys.keep(key)
         limits.admit(scope, key.principal.project)
@@ -127,10 +127,12 @@ class Aws:
         )
 
 
-async def _whole(body: Body) -> bytes:
+async def _whole(body: Body, scope: Scope) -> bytes:
+    """Kept before the signature over it can be verified: whoever knows the id of a key can send so much."""
     content = bytearray()
     while not body.ended:
         content += await body.next()
+        limits.hold(scope, len(content))
         if len(content) > MAX_BODY:
             raise CallerError("EntityTooLarge", f"The request is longer than {MAX_BODY} bytes.")
     return bytes(content)

@@ -50,7 +50,7 @@ class CatalogFront:
                 found = self._found(scope["method"], scope["raw_path"])
                 operation = found.name
                 repository, caller, allowed = await self._verified(scope, found.action, request_id)
-                limits.admit(scope, repository)
+                limits.admit(scope, repository, proven=any(name == b"authorization" for name, _ in scope["headers"]))
                 place = (repository, caller.source_ip, scope["path"].rpartition("/")[2], request_id)
                 async with acts.act(self._parts.pool, "catalog", found.name, caller.name, *place):
                     if not allowed:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from tidings.api import tls
+from tidings.api import connections, tls
+from tidings.api.grpc_calls import Calls
 from tidings.api.metainfo import Metainfo
 from tidings.api.parts import Parts
 from tidings.api.settings import ApiSettings
@@ -17,8 +18,10 @@ MAX_REQUEST = 64 * 1024
 STOP_SECONDS = 12.0
 """A little longer than a test event may take: a call under way is finished before the server stops."""
 
-MOST_CALLS = 1024
-"""Under way at once in a process; more are answered with RESOURCE_EXHAUSTED."""
+MOST_CALLS = 4096
+"""Open at once in a process, if those that are to end have not ended yet; `grpc_calls` has the limits that count."""
+_SPARE = 256
+"""Connections that are accepted beyond the limit until the excess is closed."""
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST),
@@ -34,11 +37,13 @@ _OPTIONS = [
 @asynccontextmanager
 async def serving(parts: Parts) -> AsyncIterator[None]:
     """Answers calls for as long as the block lasts, and lets those under way finish."""
-    limits = parts.settings.limits
-    connections = ("grpc.max_allowed_incoming_connections", limits.connections)
+    calls = Calls(parts.settings.limits)
+    limits = calls.under_way.limits
+    most = ("grpc.max_allowed_incoming_connections", limits.connections + _SPARE)
     handshake = ("grpc.server_handshake_timeout_ms", int(limits.header_seconds * 1000))
-    server = grpc.aio.server(options=[*_OPTIONS, connections, handshake], maximum_concurrent_rpcs=MOST_CALLS)
-    server.add_generic_rpc_handlers((Metainfo(parts).handler(),))
+    server = grpc.aio.server(options=[*_OPTIONS, most, handshake], maximum_concurrent_rpcs=MOST_CALLS)
+    server.add_generic_rpc_handlers((Metainfo(parts, calls).handler(),))
+    connections.watch(parts.settings.api.grpc_port, calls.under_way)
     _listen(server, parts.settings.api)
     await server.start()
     try:

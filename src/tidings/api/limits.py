@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tidings.db.pool import whose
 from tidings.errors import CallerError
 
 Client = tuple[str, int]
-"""The address and port of the client's end of a connection."""
+"""The address, as `plain` writes it, and the port of the client's end of a connection."""
+T = TypeVar("T")
 _TICKET = "tidings.ticket"
 _HELD = 8 * 1024 * 1024
 """Of one body no more than this is in memory at once: larger ones are streams."""
+_UNPROVEN = 64 * 1024
+"""Of a body that nobody has proven yet, so much counts for nothing: the buffers of a connection are larger."""
+_SHARE_OF_UNPROVEN = 4
+"""One address may have a quarter of the bytes of such bodies."""
 
 
 class LimitSettings(BaseModel, frozen=True, extra="forbid"):
@@ -28,7 +36,9 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
 
     connections: int = Field(4096, ge=16, description="connections to a process; beyond that the longest idle ones are closed")
     connections_per_address: int = Field(
-        1024, ge=1, description="connections from one address, and requests of it under way; raise it behind a proxy"
+        1024,
+        ge=1,
+        description="connections from one address (of IPv6, one /64), and requests of it under way; raise it behind a proxy",
     )
     requests_per_project: int = Field(256, ge=1, description="requests of a project under way; more are answered with SlowDown")
     waits_per_project: int = Field(
@@ -37,10 +47,16 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
     bytes_per_project: int = Field(
         1 << 30, ge=_HELD, description="bytes of a project's bodies under way; of each, 8 MiB at most count"
     )
+    unproven_bytes: int = Field(
+        1 << 28,
+        ge=_HELD,
+        description="bytes of bodies that are kept before a signature over them is verified, a quarter of them for one address;"
+        " the first 64 KiB of each do not count",
+    )
     header_seconds: float = Field(
         20.0, gt=0, le=3600, description="time for the headers of a request, also for a connection to be idle between two"
     )
-    body_seconds: float = Field(7200.0, gt=0, description="time for a whole body")
+    body_seconds: float = Field(86400.0, gt=0, description="time for a whole body: 5 GiB at half a megabit a second")
     idle_seconds: float = Field(20.0, gt=0, description="the span in which the least rate must be kept, in both directions")
     least_rate: int = Field(
         1024, ge=1, description="bytes a second that a body brings, or a client takes of its answer, at least"
@@ -51,78 +67,111 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
         return (
             f"in each of {workers} processes: {self.connections} connections, {self.connections_per_address} per address; "
             f"{self.requests_per_project} requests, {self.waits_per_project} waits and {self.bytes_per_project >> 20} MiB of "
-            f"bodies per project; headers in {self.header_seconds:g} s, bodies in {self.body_seconds:g} s, "
-            f"at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
+            f"bodies per project, {self.unproven_bytes >> 20} MiB of unproven ones; headers in {self.header_seconds:g} s, "
+            f"bodies in {self.body_seconds:g} s, at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
         )
+
+
+class UnderWay:
+    """What clients have under way at one port of this process."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self.limits = limits
+        self.addresses: Counter[str] = Counter()
+        self.unproven: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.busy: Counter[Client] = Counter()
+        """Connections with a verified request under way: `connections` closes none of them for being idle."""
+        self.served: set[Client] = set()
+        """Connections that had a verified request, and some that have ended since: `connections` closes others first."""
 
 
 class Ticket:
     """What one request takes up, from its first header to the last byte of its answer."""
 
-    def __init__(self, door: Door, client: Client, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._door = door
+    def __init__(self, under_way: UnderWay, client: Client, held: int = 0) -> None:
+        self._under_way = under_way
         self._client = client
-        self._bytes = _held(headers)
+        self._network = network(client[0])
+        self._bytes = held
+        self._unproven = 0
         self._project: str | None = None
-        door.addresses[client[0]] += 1
+        under_way.addresses[self._network] += 1
 
     def enter(self) -> None:
         """Refuse a request of an address that has too many, before anything is read for it."""
-        most = self._door.limits.connections_per_address
-        if self._door.addresses[self._client[0]] > most:
+        most = self._under_way.limits.connections_per_address
+        if self._under_way.addresses[self._network] > most:
             raise slow_down(f"More than {most} requests from your address are under way.")
 
-    def admit(self, project: str) -> None:
-        """Call it when the request is verified: nobody may use up the limits of a project whose key it does not have."""
-        limits, door = self._door.limits, self._door
-        if len(door.busy) >= limits.connections:
+    def hold(self, size: int) -> None:
+        """Call it with the bytes so far of a body that is kept although its sender has proven nothing yet."""
+        unproven, most = self._under_way.unproven, self._under_way.limits.unproven_bytes
+        more = size - _UNPROVEN - self._unproven
+        if more <= 0:
+            return
+        if unproven[self._network] + more > most // _SHARE_OF_UNPROVEN or unproven.total() + more > most:
+            raise slow_down("Too many bytes are under way whose signatures could not be verified yet.")
+        self._unproven += more
+        unproven[self._network] += more
+
+    def admit(self, project: str, *, proven: bool = True) -> None:
+        """Call it when the request is verified: nobody may use up the limits of a project whose key it does not have.
+
+        What may be asked for without a key is counted apart.
+        """
+        limits, under_way = self._under_way.limits, self._under_way
+        self._release()
+        name = project if proven else f"{project} without a key"
+        if len(under_way.busy) >= limits.connections:
             raise slow_down(f"{limits.connections} requests are under way.")
-        if door.requests[project] >= limits.requests_per_project:
+        if under_way.requests[name] >= limits.requests_per_project:
             raise slow_down(f"{limits.requests_per_project} requests of this project are under way.")
-        if door.bytes[project] + self._bytes > limits.bytes_per_project:
-            raise slow_down(f"{door.bytes[project]} bytes of this project are under way.")
-        self._project = project
-        door.requests[project] += 1
-        door.bytes[project] += self._bytes
-        door.busy.add(self._client)
-        door.served.add(self._client)
+        if under_way.bytes[name] + self._bytes > limits.bytes_per_project:
+            raise slow_down(f"{under_way.bytes[name]} bytes of this project are under way.")
+        self._project = name
+        whose.set(name)
+        under_way.requests[name] += 1
+        under_way.bytes[name] += self._bytes
+        under_way.busy[self._client] += 1
+        if proven:
+            under_way.served.add(self._client)
 
     @contextmanager
     def wait(self) -> Iterator[None]:
         """Within the block the request waits for something to happen, and does not count as one under way."""
-        door, project, most = self._door, str(self._project), self._door.limits.waits_per_project
-        if door.waits[project] >= most:
+        under_way, project, most = self._under_way, str(self._project), self._under_way.limits.waits_per_project
+        if under_way.waits[project] >= most:
             raise slow_down(f"{most} receives of this project wait for messages.")
-        door.waits[project] += 1
-        _take(door.requests, project, 1)
+        under_way.waits[project] += 1
+        _take(under_way.requests, project, 1)
         try:
             yield
         finally:
-            door.requests[project] += 1
-            _take(door.waits, project, 1)
+            under_way.requests[project] += 1
+            _take(under_way.waits, project, 1)
 
     def leave(self) -> None:
-        _take(self._door.addresses, self._client[0], 1)
+        _take(self._under_way.addresses, self._network, 1)
+        self._release()
         if self._project is not None:
-            self._door.busy.discard(self._client)
-            _take(self._door.requests, self._project, 1)
-            _take(self._door.bytes, self._project, self._bytes)
+            _take(self._under_way.busy, self._client, 1)
+            _take(self._under_way.requests, self._project, 1)
+            _take(self._under_way.bytes, self._project, self._bytes)
+
+    def _release(self) -> None:
+        _take(self._under_way.unproven, self._network, self._unproven)
+        self._unproven = 0
 
 
 class Door:
     """An ASGI layer that knows what is under way in this process."""
 
-    def __init__(self, app: ASGIApp, limits: LimitSettings) -> None:
+    def __init__(self, app: ASGIApp, under_way: UnderWay) -> None:
         self._app = app
-        self.limits = limits
-        self.addresses: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
-        self.waits: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.busy: set[Client] = set()
-        """Connections with a verified request under way: `connections` closes none of them for being idle."""
-        self.served: set[Client] = set()
-        """Connections that had a verified request, and some that have ended since: `connections` closes others first."""
+        self._under_way = under_way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -132,12 +181,30 @@ class Door:
             await _refuse_framing(send)
             return
         address, port = scope.get("client") or ("", 0)
-        client = (address, int(port))  # granian gives the port as text
-        ticket = scope[_TICKET] = Ticket(self, client, scope["headers"])
+        client = (plain(address), int(port))  # granian gives the port as text
+        ticket = scope[_TICKET] = Ticket(self._under_way, client, _held(scope["headers"]))
         try:
             await self._app(scope, receive, send)
         finally:
             ticket.leave()
+
+
+@lru_cache(maxsize=4096)
+def plain(address: str) -> str:
+    """The one way to write an address, whoever gave it to us: the kernel, granian or gRPC."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+@lru_cache(maxsize=4096)
+def network(address: str) -> str:
+    """Whose limits count for an address: of IPv6, a customer has at least 2^64 of them."""
+    if ":" not in address:
+        return address
+    return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
 
 
 def enter(scope: Mapping[str, Any]) -> None:
@@ -146,10 +213,16 @@ def enter(scope: Mapping[str, Any]) -> None:
         scope[_TICKET].enter()
 
 
-def admit(scope: Mapping[str, Any], project: str) -> None:
-    """The first thing that a front does with a request that it has verified."""
+def hold(scope: Mapping[str, Any], size: int) -> None:
+    """What a front does with each piece of a body that it must have before it can verify the request."""
     if _TICKET in scope:
-        scope[_TICKET].admit(project)
+        scope[_TICKET].hold(size)
+
+
+def admit(scope: Mapping[str, Any], project: str, *, proven: bool = True) -> None:
+    """The first thing that a front does with a request that it has verified, or that needs no key."""
+    if _TICKET in scope:
+        scope[_TICKET].admit(project, proven=proven)
 
 
 def wait(scope: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -189,7 +262,7 @@ async def _refuse_framing(send: Send) -> None:
     await send({"type": "http.response.body", "body": sentence})
 
 
-def _take(counter: Counter[str], name: str, number: int) -> None:
+def _take(counter: Counter[T], name: T, number: int) -> None:
     """A name with nothing under way is forgotten: there is no end of names."""
     counter[name] -= number
     if counter[name] <= 0:

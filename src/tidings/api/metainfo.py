@@ -6,11 +6,10 @@ and are parsed here: gRPC itself would call one that cannot be parsed an interna
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -21,6 +20,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from tidings.access.keys import Principal, find_by_api_key
 from tidings.api import acts
 from tidings.api import metainfo_pb2 as pb
+from tidings.api.grpc_calls import Calls
+from tidings.api.limits import OverLimit, Ticket
 from tidings.api.parts import Parts
 from tidings.errors import CallerError, Precondition
 from tidings.events.arn import PubSubTopic
@@ -37,15 +38,15 @@ STATUS = {
     "NoSuchBucket": grpc.StatusCode.NOT_FOUND,
     "NotImplemented": grpc.StatusCode.UNIMPLEMENTED,
     "PreconditionFailed": grpc.StatusCode.ABORTED,
+    "RequestTimeout": grpc.StatusCode.DEADLINE_EXCEEDED,
     "SlowDown": grpc.StatusCode.UNAVAILABLE,
 }
 """S3 error code to gRPC status. What is not here is something that the caller sent: INVALID_ARGUMENT."""
 
-MAX_CALLS = 100
-"""At once in one worker, counted from when a request has come: whoever opens calls and sends nothing takes no place."""
-
 _MAX_DETAILS = 6000
 """Bytes. A message travels in a header, percent-encoded, and many clients take 8 KiB of headers in all."""
+
+Serve = Callable[[bytes, Any, Ticket, str], Awaitable[Any]]
 
 _log = logging.getLogger(__name__)
 
@@ -53,22 +54,23 @@ _log = logging.getLogger(__name__)
 class Metainfo:
     """The two methods, over the parts that the process has opened."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, calls: Calls) -> None:
         self._parts = parts
+        self._calls = calls
         self._host_id = base64.b64encode(os.urandom(48)).decode()
 
     def handler(self) -> Any:
-        methods: dict[str, Callable[[bytes, Any, str], Awaitable[Any]]] = {
+        methods: dict[str, Serve] = {
             "PutBucketNotificationConfiguration": self._put,
             "GetBucketNotificationConfiguration": self._get,
         }
-        slots = asyncio.Semaphore(MAX_CALLS)
-        answering = {name: _answering(name, serve, slots) for name, serve in methods.items()}
+        answering = {name: _answering(name, serve, self._calls) for name, serve in methods.items()}
         return grpc.method_handlers_generic_handler(SERVICE, answering)
 
-    async def _put(self, data: bytes, context: Any, request_id: str) -> Any:
+    async def _put(self, data: bytes, context: Any, ticket: Ticket, request_id: str) -> Any:
         request = _parsed(pb.PutBucketNotificationConfigurationRequest, data)
         caller = await self._caller(request, context)
+        self._calls.admit(ticket, caller.project)
 
         async def read() -> Sequence[Rule]:
             return rules(request.configuration, self._parts.settings.bucket_eventing.dialect)
@@ -82,9 +84,10 @@ class Metainfo:
             await _with_bucket(request.name, put)
         return pb.PutBucketNotificationConfigurationResponse()
 
-    async def _get(self, data: bytes, context: Any, _request_id: str) -> Any:
+    async def _get(self, data: bytes, context: Any, ticket: Ticket, _request_id: str) -> Any:
         request = _parsed(pb.GetBucketNotificationConfigurationRequest, data)
         caller = await self._caller(request, context)
+        self._calls.admit(ticket, caller.project)
         found = await _with_bucket(request.name, lambda bucket: self._parts.notifications.get(caller, bucket))
         if len(found.rules) > 1:
             message = f"The bucket has {len(found.rules)} configurations, and this answer has room for one: use the S3 API."
@@ -178,28 +181,30 @@ async def _with_bucket(name: bytes, work: Callable[[str], Awaitable[Any]]) -> An
         raise
 
 
-def _answering(method: str, serve: Callable[[bytes, Any, str], Awaitable[Any]], slots: asyncio.Semaphore) -> Any:
-    """A method as gRPC calls it, when the request has come. This is the only place where an error becomes a status."""
+def _answering(method: str, serve: Serve, calls: Calls) -> Any:
+    """A method as gRPC calls it when its headers have come. This is the only place where an error becomes a status."""
 
-    async def answer(data: bytes, context: Any) -> Any:
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
         request_id = os.urandom(8).hex().upper()
         context.set_trailing_metadata((("x-request-id", request_id),))
-        if slots.locked():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many calls are under way: please try again.")
         try:
-            async with slots:
-                return await serve(data, context, request_id)
+            data = await calls.request(requests)
+            with calls.place(context.peer()) as ticket:
+                return await serve(data, context, ticket, request_id)
         except Exception as error:
             code, message = status(error, method, request_id)
         await context.abort(code, short(message))
 
-    return grpc.unary_unary_rpc_method_handler(answer, response_serializer=lambda message: message.SerializeToString())
+    # To whoever calls there is no difference to one request. Of such a method gRPC would wait for that without an end.
+    return grpc.stream_unary_rpc_method_handler(answer, response_serializer=lambda message: message.SerializeToString())
 
 
 def status(error: Exception, method: str, request_id: str) -> tuple[grpc.StatusCode, str]:
     """What is not the caller's fault is logged here, once, by the request's id."""
     if isinstance(error, Precondition):
         return grpc.StatusCode.FAILED_PRECONDITION, error.message
+    if isinstance(error, OverLimit):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED, error.message
     if isinstance(error, CallerError):
         return STATUS.get(error.code, grpc.StatusCode.INVALID_ARGUMENT), error.message
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):

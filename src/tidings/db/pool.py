@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 Pool = AsyncConnectionPool[AsyncConnection[Any]]
+
+whose: ContextVar[str] = ContextVar("whose", default="")
+"""The project that a task works for, once that is verified: of the connections it may have `_SHARE`."""
+_SHARE = 0.75
 
 _KEPT = 2
 _WAIT_SECONDS = 3.0
@@ -22,7 +30,7 @@ _STATEMENT_SECONDS = 30
 
 def make_pool(url: str, size: int) -> Pool:
     """A pool that is still closed: its owner opens it. The database need not answer yet."""
-    return AsyncConnectionPool(
+    return SharedPool(
         url,
         min_size=min(_KEPT, size),
         max_size=size,
@@ -43,6 +51,57 @@ def make_pool(url: str, size: int) -> Pool:
             "application_name": "tidings-api",
         },
     )
+
+
+class SharedPool(AsyncConnectionPool[AsyncConnection[Any]]):
+    """Whoever waits for a connection waits behind all others. A project's excess waits outside of that queue."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._share = max(int(options["max_size"] * _SHARE), 2)
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+        self._held: dict[AsyncConnection[Any], str] = {}
+
+    async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:
+        if not (project := whose.get()):
+            return await super().getconn(timeout)
+        until = time.monotonic() + (self.timeout if timeout is None else timeout)
+        turn = self._turns.setdefault(project, asyncio.Semaphore(self._share))
+        self._users[project] += 1
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                await turn.acquire()
+        except BaseException as error:
+            self._leave(project)
+            if isinstance(error, TimeoutError):
+                raise PoolTimeout(
+                    f"couldn't get a connection after {self.timeout:.2f} sec: the project has its share"
+                ) from None
+            raise
+        try:
+            connection = await super().getconn(max(until - time.monotonic(), 0.01))
+        except BaseException:
+            turn.release()
+            self._leave(project)
+            raise
+        self._held[connection] = project
+        return connection
+
+    async def putconn(self, conn: AsyncConnection[Any]) -> None:
+        project = self._held.pop(conn, "")
+        try:
+            await super().putconn(conn)
+        finally:
+            if project:
+                self._turns[project].release()
+                self._leave(project)
+
+    def _leave(self, project: str) -> None:
+        """A project that waits for nothing and has nothing is forgotten: there is no end of projects."""
+        self._users[project] -= 1
+        if not self._users[project]:
+            del self._users[project], self._turns[project]
 
 
 class _Numbered(NamedTuple):

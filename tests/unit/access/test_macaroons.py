@@ -109,6 +109,8 @@ def test_a_key_has_so_many_caveats_and_no_more() -> None:
         b"",
         b"[]",
         b"{",
+        b"[" * 15_000,
+        b'{"actions":' * 1_300,
         b'{"sudo":true}',
         b'{"actions":"read"}',
         b'{"actions":[1]}',

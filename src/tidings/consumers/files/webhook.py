@@ -116,7 +116,8 @@ class _App:
         body = Body(request.receive, request.scope["headers"], self._settings.limits)
         try:
             limits.enter(request.scope)
-            message = await self._verified(request, await _whole(body))
+            message = await self._verified(request, await _whole(body, request))
+            limits.admit(request.scope, message.topic)
             response: Response = JSONResponse(await self._taking.take(message))
         except Refusal as refusal:
             response = _refused(refusal, request)
@@ -197,11 +198,12 @@ def _configure(connection: psycopg.Connection[Any]) -> None:
     connection.execute(f"set statement_timeout = '{_STATEMENT_SECONDS}s'".encode())
 
 
-async def _whole(body: Body) -> bytes:
+async def _whole(body: Body, request: Request) -> bytes:
     """No more of it than a message can have."""
     content = bytearray()
     while not body.ended:
         content += await body.next()
+        limits.hold(request.scope, len(content))
         if len(content) > MAX_BYTES:
             raise Invalid(f"Not a message of SNS: it has more than {MAX_BYTES} bytes")
     return bytes(content)

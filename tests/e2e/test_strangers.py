@@ -1,0 +1,200 @@
+"""What somebody without a key can take from those who have one: nothing that they notice."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+from floods import Plan, flooding
+from metainfo_server import TOPIC, Front, metainfo_server
+from s3_server import REGION, s3_server
+from sqs_clients import sqs
+from test_metainfo import connections
+
+from files_registry import event, files_webhook, trusted_topic
+from tidings.access.keys import create_key
+from tidings.access.projects import create_project
+from tidings.api import metainfo_pb2 as pb
+from tidings.api.grpc_calls import MAX_PER_PROJECT
+from tidings.client import NoSuchBucket
+from tidings.db.migrate import migrate
+from waiting import until
+
+GET, PUT = (f"/tidings.metainfo.Metainfo/{verb}BucketNotificationConfiguration" for verb in ("Get", "Put"))
+IDLE = "TIDINGS_LIMITS__HEADER_SECONDS"
+
+
+@pytest.fixture
+def front(database_url: str, tmp_path: Path) -> Iterator[Front]:
+    with metainfo_server(database_url, tmp_path, TIDINGS_LIMITS__CONNECTIONS="256", **{IDLE: "3600"}) as running:
+        yield running
+
+
+def test_calls_that_are_opened_and_send_nothing_end_for_newer_ones(front: Front) -> None:
+    over, bucket = threading.Event(), front.bucket()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait(120)
+        yield from ()
+
+    with ExitStack() as open_, front.client() as client:
+        channels = connections(front, open_, 12)
+        calls = [channel.stream_unary(GET).future(nothing()) for channel in channels for _ in range(100)]
+        try:
+            told = until(lambda: len(done := [call for call in calls if call.done()]) >= 600 and done, "the oldest are ended")
+            assert {call.code() for call in told} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            for _ in range(20):
+                assert client.get_bucket_notification_configuration(bucket) is None
+        finally:
+            over.set()
+            for call in calls:
+                call.cancel()
+
+
+def test_idle_connections_to_the_grpc_port_are_closed_for_others(front: Front) -> None:
+    bucket = front.bucket()
+    with front.client() as before, flooding(Plan(front.server.grpc_port, 1000)) as report:
+        for _ in range(20):
+            with front.client() as client:
+                assert client.get_bucket_notification_configuration(bucket) is None
+            assert before.get_bucket_notification_configuration(bucket) is None
+    assert report.closed >= 500
+
+
+def test_calls_of_one_project_leave_room_for_others(front: Front) -> None:
+    bucket = front.bucket()
+    header = pb.RequestHeader(api_key=front.key().api_key.encode())
+    configuration = pb.NotificationConfiguration(topic_name=TOPIC, events=["s3:ObjectCreated:*"])
+    request = pb.PutBucketNotificationConfigurationRequest(header=header, name=bucket.encode(), configuration=configuration)
+    front.pubsub.set_fault(TOPIC, "hang")
+    with ExitStack() as open_, front.client(front.key(project=project(front, "another")).api_key) as other:
+        methods = [channel.unary_unary(PUT) for channel in connections(front, open_, 2)]
+        calls = [method.future(request.SerializeToString(), timeout=60) for method in methods for _ in range(90)]
+        beyond = len(calls) - MAX_PER_PROJECT
+        told = until(lambda: len(done := [c for c in calls if c.done()]) >= beyond and done, "those beyond the share are told")
+        assert {call.code() for call in told} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        with pytest.raises(NoSuchBucket):  # it is answered, though it has no such bucket
+            other.get_bucket_notification_configuration(bucket)
+        for call in calls:
+            call.cancel()
+    front.pubsub.set_fault(TOPIC, None)
+
+
+def project(front: Front, name: str) -> str:
+    with psycopg.connect(front.server.database_url, autocommit=True) as connection:
+        return create_project(connection, name)
+
+
+def test_the_id_of_a_key_makes_nobody_hold_more_than_its_share_of_bodies(database_url: str, tmp_path: Path) -> None:
+    small = {"TIDINGS_LIMITS__UNPROVEN_BYTES": str(8 << 20), "TIDINGS_API__WORKERS": "1"}
+    with s3_server(database_url, tmp_path, **small) as server, ExitStack() as open_:
+        credential = f"{server.access_key_id}/{{day}}/{REGION}/sqs/aws4_request"
+        signed = sqs(server)
+        queue = signed.create_queue(QueueName="jobs")["QueueUrl"]
+
+        def begun() -> socket.socket:
+            at = datetime.now(UTC)
+            client = open_.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+            fields = (
+                f"POST / HTTP/1.1\r\nhost: a\r\nx-amz-date: {at:%Y%m%dT%H%M%SZ}\r\ncontent-length: 1900000\r\n"
+                f"authorization: AWS4-HMAC-SHA256 Credential={credential.format(day=f'{at:%Y%m%d}')}, "
+                f"SignedHeaders=host;x-amz-date, Signature={'0' * 64}\r\n\r\n"
+            )
+            client.sendall(fields.encode() + bytes(1_500_000))
+            return client
+
+        def refused(client: socket.socket) -> bytes:
+            client.settimeout(0.2)
+            try:
+                return client.recv(4096)
+            except TimeoutError:
+                return b""
+
+        clients = [begun() for _ in range(4)]
+        answers = until(lambda: [answer for client in clients if (answer := refused(client))], "a refusal")
+        assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+        signed.send_message(QueueUrl=queue, MessageBody="small ones go on")
+        open_.close()
+        until(lambda: send(signed, queue, "x" * 250_000), "room again")
+
+
+def send(client: Any, queue: str, text: str) -> bool:
+    try:
+        client.send_message(QueueUrl=queue, MessageBody=text)
+    except client.exceptions.ClientError:
+        return False
+    return True
+
+
+def test_who_needs_no_key_for_a_catalog_takes_nothing_from_its_project(database_url: str, tmp_path: Path) -> None:
+    migrate(database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        open_project = create_project(connection, "open")
+        key = create_key(connection, open_project)
+    small = {"TIDINGS_LIMITS__REQUESTS_PER_PROJECT": "2", "TIDINGS_API__WORKERS": "1"}
+    with s3_server(database_url, tmp_path, TIDINGS_CATALOG__ANONYMOUS_PROJECT=open_project, **small) as server:
+        server.access_key_id, server.secret = key
+        with ExitStack() as open_:
+
+            def is_used_up() -> bool:
+                client = open_.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+                client.sendall(b"POST /-/catalog/api/v1/trees/tree HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{")
+                return trees(server.port) == 429
+
+            until(is_used_up, "the share of those without a key is used up")
+            assert server.client().list_buckets()["Buckets"] == []
+        until(lambda: trees(server.port) == 200, "room again")
+
+
+def trees(port: int) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/-/catalog/api/v1/trees", headers={"connection": "close"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_a_connection_that_brought_a_genuine_message_is_not_closed_for_idle_ones(database_url: str, tmp_path: Path) -> None:
+    migrate(database_url)
+    small = {"TIDINGS_LIMITS__CONNECTIONS_PER_ADDRESS": "16", IDLE: "3600"}
+    with trusted_topic() as topic, files_webhook(database_url, tmp_path, topic.url, **small) as webhook:
+        port = int(webhook.url.rpartition(":")[2])
+        sender = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {"content-type": "text/plain"}
+
+        def post() -> int:
+            sender.request("POST", "/api/sns", json.dumps(topic.message(event())).encode(), headers)
+            answer = sender.getresponse()
+            answer.read()
+            return answer.status
+
+        assert post() < 300
+        end = sender.sock.getsockname()
+        idle = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(40)]
+        until(lambda: sum(map(closed, idle)) >= 25, "the excess is closed")
+        assert sender.sock.getsockname() == end
+        assert not closed(sender.sock)
+        assert post() < 300
+        for each in idle:
+            each.close()
+
+
+def closed(client: socket.socket) -> bool:
+    patience = client.gettimeout()
+    client.setblocking(False)
+    try:
+        return client.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    finally:
+        client.settimeout(patience)
