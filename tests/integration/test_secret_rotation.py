@@ -271,6 +271,28 @@ def test_a_new_master_key_takes_over_while_processes_still_have_the_old_one(
     assert database.execute("select count(*) from data_keys where master = %s", [old.master.id]).fetchone() == (0,)
 
 
+def test_a_rotation_under_the_former_master_key_changes_nothing_once_one_under_the_new_has_begun(
+    database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (Keyring(MasterKey(os.urandom(32))) for _ in range(2))
+    monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(old.master.key).decode())
+    made = api_keys.create(database, create_project(database, "one"))
+    rotation.rotate(database, old, SEALED, new.master)
+    with pytest.raises(RuntimeError, match="killed"):
+        rotation.rotate(database, new, SEALED, progress=_killed)
+    before = database.execute("select id, master from data_keys order by number, master").fetchall()
+    with pytest.raises(OperatorError, match=f"a rotation under {new.master.id} has begun"):
+        rotation.rotate(database, Keyring(old.master), SEALED)
+    assert database.execute("select id, master from data_keys order by number, master").fetchall() == before
+    assert rotation.rotate(database, Keyring(new.master), SEALED).resumed
+    ring = Keyring(new.master)
+    assert canary.unsealed(database, SECRET, ring) == [made.secret.encode()]
+
+
+def _killed(_: int) -> None:
+    raise RuntimeError("killed")
+
+
 def test_a_signing_key_that_is_old_is_replaced_and_its_certificate_stays(
     database_url: str, database: psycopg.Connection
 ) -> None:
