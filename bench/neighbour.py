@@ -45,6 +45,7 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
         neighbour = _Neighbour(stack)
         with arriving() as arrivals:
             numbers, written = count(), 0
+            late: dict[bool, list[float]] = {False: [], True: []}
 
             def phase(beside: bool) -> float:
                 nonlocal written
@@ -57,13 +58,15 @@ def measure(names: Sequence[str], quick: bool, progress: Progress) -> Iterator[F
                 taken = waits(stack, arrivals, folder)
                 if len(taken) != events:
                     raise CannotMeasure(f"{len(taken)} of {events} changes arrived.")
+                late[beside].append(quantile(taken, 0.95))
                 return quantile(taken, 0.5)
 
             found = interleaved({"alone": partial(phase, False), "beside": partial(phase, True)}, pairs, 1, progress)
     middle = ", ".join(
         f"{name} {statistics.median(values):.3f} s ({min(values):.3f} to {max(values):.3f})" for name, values in found.items()
     )
-    note = f"p50 from commit to arrival at {_PER_SECOND} writes a second: {middle}; {neighbour.said()}"
+    tails = f"p95 {statistics.median(late[False]):.3f} s alone, {statistics.median(late[True]):.3f} s beside"
+    note = f"p50 from commit to arrival at {_PER_SECOND} writes a second: {middle}; {tails}; {neighbour.said()}"
     yield Figure.median("neighbour_latency", ratios(found["beside"], found["alone"]), _BAR, "", note)
 
 

@@ -7,15 +7,16 @@ nothing, so its row is written by itself. No row has a secret: of what was asked
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
+import pwd
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -27,7 +28,10 @@ from tidings.db.pool import Pool
 from tidings.errors import CallerError
 
 OK = "ok"
+BEGUN = "begun"
+"""Of an act that takes its time: how it ended is another row."""
 _MAX_TEXT = 300
+_NOBODY_SIGNED_IN = 2**32 - 1
 _log = logging.getLogger(__name__)
 
 # A command names a project as its user did; the row has the public id.
@@ -64,9 +68,33 @@ class Act:
 
 def act_of_command(command: str, project: str | None = None, target: str = "") -> Act:
     """Done by a user of the operating system. The command's arguments are not kept: an API key may be among them."""
-    user, before = getpass.getuser(), os.environ.get("SUDO_USER")
-    actor = f"{user}, by sudo of {before}" if before else user
-    return Act(command, actor, f"{socket.gethostname()}: tidings {command}", project, target)
+    return Act(command, _user(), f"{socket.gethostname()}: tidings {command}", project, target)
+
+
+def _user() -> str:
+    """Who runs this process. Not what the environment says of it: that is anybody's word, but for who called `sudo`, where the
+    system has not kept who signed in."""
+    user, signed_in = _name(os.getuid()), _signed_in()
+    if signed_in is not None:
+        return user if signed_in == user else f"{user}, signed in as {signed_in}"
+    return f"{user}, by sudo of {before}" if (before := os.environ.get("SUDO_USER")) else user
+
+
+def _name(uid: int) -> str:
+    """In a container a user may have no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _signed_in() -> str | None:
+    """Linux keeps it from the login on, through `sudo` and `su`."""
+    try:
+        uid = int(Path("/proc/self/loginuid").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if uid == _NOBODY_SIGNED_IN else _name(uid)
 
 
 _current: ContextVar[Act | None] = ContextVar("act", default=None)
@@ -116,6 +144,12 @@ def append_current(connection: Connection[Any]) -> None:
     """The act under way, if there is one: with what is done in this transaction."""
     if (act := current()) is not None:
         append(connection, act)
+
+
+async def append_current_async(connection: AsyncConnection[Any]) -> None:
+    if (act := current()) is not None:
+        await connection.execute(_APPEND, act.row(OK))
+        act.written = True
 
 
 @asynccontextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import http.client
 import json
+import os
+import pwd
 import secrets
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -23,13 +26,15 @@ from conftest import fresh_database
 from tidings.access import api_keys
 from tidings.client import NoSuchBucket
 from tidings.local.postgres import Postgres
-from traffic import tidings
+from traffic import PROGRAMS, tidings
+from waiting import until
 
 TOKEN = secrets.token_urlsafe(24)
 WEBHOOK_SECRET = "whsec_" + "c2VjcmV0IG9mIHRoZSB3ZWJob29rIGluIGEgdGVzdA=="
 ENDPOINT = f"http://127.0.0.1:9/hook?token={TOKEN}"
 HERE = "127.0.0.1"
 Row = tuple[str, str, str, str, str]
+_WAITS = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +55,12 @@ def last_id(front: Front) -> int:
     return int(front.server.query("select coalesce(max(id), 0) from audit_log")[0][0])
 
 
-def since(front: Front, last: int) -> list[Row]:
-    """(action, target, outcome, actor, source) of the acts after that one, all of the server's own project."""
+def since(front: Front, last: int, project: str | None = "") -> list[Row]:
+    """(action, target, outcome, actor, source) of the acts after that one, all of this project, by default the server's own."""
     rows = front.server.query(
         "select action, target, outcome, actor, source, project from audit_log where id > %s order by id", last
     )
-    assert {row[5] for row in rows} <= {front.server.project}
+    assert {row[5] for row in rows} <= {front.server.project if project == "" else project}
     return [(action, target, outcome, actor, source) for action, target, outcome, actor, source, _ in rows]
 
 
@@ -224,21 +229,23 @@ def test_an_act_that_cannot_be_written_down_is_not_done(front: Front) -> None:
             connection.execute("alter table audit_log drop constraint planted")
 
 
+@pytest.mark.parametrize("before_it", ["", "set local session_replication_role = replica;"])
 @pytest.mark.parametrize("change", ["update audit_log set outcome = 'ok'", "delete from audit_log", "truncate audit_log"])
-def test_rows_are_only_ever_added(front: Front, change: str) -> None:
+def test_rows_are_only_ever_added(front: Front, change: str, before_it: str) -> None:
     front.bucket()
     before = last_id(front)
     with (
         psycopg.connect(front.server.database_url) as connection,
         pytest.raises(psycopg.errors.RaiseException, match="append-only"),
     ):
-        connection.execute(change.encode())
+        connection.execute(f"{before_it}{change}".encode())
     assert last_id(front) == before
     assert front.server.query("select count(*) from audit_log where id <= %s", before)[0][0] > 0
 
 
 def _command(front: Front, *words: str) -> Any:
-    done = tidings(*words, "--json", TIDINGS_DATABASE__URL=front.server.database_url, **_store(front))
+    forged = {"LOGNAME": "forged", "USER": "forged"}
+    done = tidings(*words, "--json", TIDINGS_DATABASE__URL=front.server.database_url, **forged, **_store(front))
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
@@ -288,9 +295,39 @@ def test_commands_are_rows_and_no_secret_is_in_any(front: Front) -> None:
         ("lanes pause", "999999", "OperatorError", None),
         ("bucket delete", bucket, "ok", front.server.project),
     ]
-    assert {row[4] for row in rows[1:]} == {getpass.getuser()}
+    assert {row[4].partition(",")[0] for row in rows[1:]} == {pwd.getpwuid(os.getuid()).pw_name}, (
+        "not what the environment says"
+    )
     assert all(source.endswith(f": tidings {action}") for action, _, _, _, _, source in rows[1:])
     _no_secret_in_the_log(front)
+
+
+def test_an_act_that_takes_its_time_is_a_row_when_it_begins_and_one_however_it_ends(front: Front) -> None:
+    key, last = front.key(), last_id(front)
+    with psycopg.connect(front.server.database_url) as holding:  # so that it stands still
+        holding.execute("select from access_keys where access_key_id = %s for update", [key.access_key_id])
+        for how, outcomes in ((signal.SIGKILL, ["begun"]), (signal.SIGINT, ["begun", "begun", "KeyboardInterrupt"])):
+            rotating = subprocess.Popen(
+                [PROGRAMS / "tidings", "secrets", "rotate"],
+                env={**os.environ, "TIDINGS_DATABASE__URL": front.server.database_url},
+                stderr=subprocess.DEVNULL,
+            )
+            [(session,)] = until(lambda: front.server.query(_WAITS), "the rotation waits for the row")
+            rotating.send_signal(how)
+            rotating.wait()
+            front.server.query("select pg_terminate_backend(%s)", session)
+            until(lambda: not front.server.query(_WAITS), "its session has ended")
+            assert _rotations(front, last) == outcomes
+    assert _command(front, "secrets", "rotate")
+    assert _rotations(front, last) == [*outcomes, "begun", "ok"]
+    assert _command(front, "secrets", "rotate-signing-key")
+    assert since(front, last, None)[-1][:3] == ("secrets rotate-signing-key", "", "ok")
+    assert _command(front, "sweep")
+    assert [row[:3] for row in since(front, last, None)[-2:]] == [("sweep", "", "begun"), ("sweep", "", "ok")]
+
+
+def _rotations(front: Front, last: int) -> list[str]:
+    return [row[2] for row in since(front, last, None) if row[0] == "secrets rotate"]
 
 
 def _no_secret_in_the_log(front: Front) -> None:

@@ -15,7 +15,9 @@ from tidings.local.redis import Redis, find_server
 def stand_in(folder: Path, name: str, version: str, real: Path) -> Path:
     """A program that says that it is this version, and serves as the real one does."""
     program = folder / name
-    program.write_text(f"""#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\nexec {real} "$@"\n""")
+    program.write_text(
+        f"""#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\nexport -p > environment\nexec {real} "$@"\n"""
+    )
     program.chmod(0o755)
     return program
 
@@ -27,7 +29,10 @@ def bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return find_server()
 
 
-def test_a_maintained_server_of_the_machine_is_taken(bundled: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_maintained_server_of_the_machine_is_taken(
+    bundled: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY", "master key in a variable")
     stand_in(tmp_path, "redis-server", "Redis server v=7.2.4 sha=00000000:0", bundled)
     valkey = stand_in(tmp_path, "valkey-server", "Valkey server v=8.1.0 sha=00000000:0", bundled)
     caplog.clear()
@@ -41,6 +46,9 @@ def test_a_maintained_server_of_the_machine_is_taken(bundled: Path, tmp_path: Pa
         assert server.process.args == [tmp_path / "redis-server", "redis.conf"]
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
+        environment = (tmp_path / "data" / "environment").read_text()
+        assert "PATH=" in environment
+        assert "TIDINGS_" not in environment
     finally:
         server.stop()
     assert caplog.records == []

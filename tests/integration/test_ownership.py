@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from tidings import audit
 from tidings.delivery import lanes, ownership
 from tidings.delivery.ownership import Owner
 from tidings.errors import Superseded
@@ -36,6 +37,20 @@ def own(connection: psycopg.Connection) -> Owner:
     owner = ownership.acquire(connection, threading.Event())
     assert owner is not None
     return owner
+
+
+def test_a_rebase_is_in_the_audit_log_with_what_it_changes(
+    holder: psycopg.Connection, rival: psycopg.Connection, database: psycopg.Connection
+) -> None:
+    written = "select action, outcome from audit_log"
+    with audit.acting(audit.act_of_command("stream --rebase")):
+        assert ownership.acquire(holder, threading.Event(), rebase=True)
+    assert database.execute(written).fetchall() == [("stream --rebase", "ok")]
+    with audit.acting(audit.act_of_command("stream --rebase")) as act:
+        stopped = threading.Event()
+        stopped.set()
+        assert ownership.acquire(rival, stopped, rebase=True) is None
+        assert not act.written
 
 
 @contextmanager

@@ -117,6 +117,58 @@ def test_a_database_with_secrets_in_clear_is_encrypted_by_its_migration(older: s
     assert migrate(older) == []
 
 
+def files_of(postgres: Postgres, database_url: str) -> bytes:
+    """Everything that the server has in the files of a database."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("checkpoint")
+        row = connection.execute("select oid from pg_database where datname = current_database()").fetchone()
+    assert row is not None
+    return b"".join(file.read_bytes() for file in (postgres.data / "base" / str(row[0])).iterdir())
+
+
+def test_a_migration_that_was_killed_leaves_nothing_in_clear_when_the_next_has_ended(postgres: Postgres, older: str) -> None:
+    whole = Macaroon.new(os.urandom(32))
+    ended = whole.restricted(Caveat(buckets=frozenset({"gone"})))
+    private, certificate = signing._made("localhost", 10)
+    secrets = {"secret": b"secret-in-clear-of-AKIAWHOLE", "key": str(whole).encode(), "tail": ended.tail}
+    secrets |= {"webhook": WEBHOOK[0].encode(), "signing key": private.splitlines()[5]}
+    with psycopg.connect(older, autocommit=True) as connection:
+        project = create_project(connection, "one")
+        connection.execute("insert into api_keys select %s, %s, '{read}', id from projects", [whole.head, os.urandom(32)])
+        connection.execute(
+            "insert into access_keys (access_key_id, secret_access_key, project_id, head, api_key)"
+            " select 'AKIAWHOLE', %s, id, %s, %s from projects",
+            [secrets["secret"].decode(), whole.head, str(whole)],
+        )
+        connection.execute("insert into access_keys select 'AKIA' || n, 'same', id from projects, generate_series(1, 3) n")
+        connection.execute("insert into revoked_tails values (%s)", [ended.tail])
+        connection.execute("insert into topics (arn, project) values (%s, %s)", [TOPIC, project])
+        connection.execute(
+            "insert into subscriptions (arn, topic, project, protocol, endpoint, secrets)"
+            " values (%s, %s, %s, 'https', 'x', %s)",
+            [f"{TOPIC}:one", TOPIC, project, WEBHOOK],
+        )
+        connection.execute("insert into signing_key values (true, %s, %s)", [private.decode(), certificate.decode()])
+        connection.execute("analyze")
+        before = files_of(postgres, older)
+        assert [name for name, secret in secrets.items() if secret not in before] == [], "they would be found"
+
+        command = [sys.executable, "-m", "tidings", "migrate"]
+        with psycopg.connect(older) as reading:  # so that it stands still while it writes this table anew
+            reading.execute("select from revoked_tails")
+            killed = subprocess.Popen(command, env={**os.environ, "TIDINGS_DATABASE__URL": older}, stdout=subprocess.DEVNULL)
+            waits = "select from pg_stat_activity where query like 'vacuum full%' and wait_event_type = 'Lock'"
+            until(lambda: connection.execute(waits).rowcount, "it waits for whoever reads")
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+        assert connection.execute("select count(*) from schema_migrations where number between 20 and 22").fetchone() == (3,)
+
+        assert migrate(older) == []
+        after = files_of(postgres, older)
+        assert [name for name, secret in secrets.items() if secret in after] == []
+        assert connection.execute("select count(*) from stale_tables").fetchone() == (0,)
+
+
 def test_a_rotation_that_was_killed_goes_on_and_meanwhile_both_keys_are_read(
     database_url: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
@@ -217,6 +269,28 @@ def test_a_new_master_key_takes_over_while_processes_still_have_the_old_one(
         found(database_url, first.access_key_id, ring=Keyring(old.master))
     rotation.rotate(database, Keyring(new.master), SEALED)
     assert database.execute("select count(*) from data_keys where master = %s", [old.master.id]).fetchone() == (0,)
+
+
+def test_a_rotation_under_the_former_master_key_changes_nothing_once_one_under_the_new_has_begun(
+    database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (Keyring(MasterKey(os.urandom(32))) for _ in range(2))
+    monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(old.master.key).decode())
+    made = api_keys.create(database, create_project(database, "one"))
+    rotation.rotate(database, old, SEALED, new.master)
+    with pytest.raises(RuntimeError, match="killed"):
+        rotation.rotate(database, new, SEALED, progress=_killed)
+    before = database.execute("select id, master from data_keys order by number, master").fetchall()
+    with pytest.raises(OperatorError, match=f"a rotation under {new.master.id} has begun"):
+        rotation.rotate(database, Keyring(old.master), SEALED)
+    assert database.execute("select id, master from data_keys order by number, master").fetchall() == before
+    assert rotation.rotate(database, Keyring(new.master), SEALED).resumed
+    ring = Keyring(new.master)
+    assert canary.unsealed(database, SECRET, ring) == [made.secret.encode()]
+
+
+def _killed(_: int) -> None:
+    raise RuntimeError("killed")
 
 
 def test_a_signing_key_that_is_old_is_replaced_and_its_certificate_stays(

@@ -176,6 +176,7 @@ def test_the_job_makes_of_disorder_what_the_store_lists(
 
     folder = tmp_path / "copy"
     assert export(spark, known, str(folder)) == len(made.listed())
+    assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077] == [], "its owner's alone"
     copied = spark.read.parquet(str(folder))
     names = ("bucket", "bucket_id", "key", "version_id", "is_latest", "delete_marker", "size")
     versions = [tuple(row[name] for name in names) for row in copied.collect()]

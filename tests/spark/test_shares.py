@@ -121,6 +121,52 @@ def test_a_round_delivers_the_quiet_project_whole_and_the_large_one_its_share_an
     assert tenants.received("q") == quiet
 
 
+def test_lanes_that_are_ready_bring_no_more_than_a_share_into_a_round_of_few_changes(tenants: Tenants) -> None:
+    database = tenants.database
+    backlog = windows.cut(database, windows.BEFORE_ALL)
+    assert backlog is not None
+    database.execute("update lanes set state = 'ready', win = 0, seq = 0 where project = %s", [tenants.large])
+    tenants.write(tenants.quiet, "one")
+    newest = windows.cut(database, backlog)
+    assert newest is not None
+    standing, large = lanes.standing(database), tenants.seqs(tenants.large)
+    wanted = lanes.rules_of(database, [FIRST_LANE, FIRST_LANE + 1])
+    pieces = reader.slices(database, START, backlog.end, wanted) + reader.slices(database, backlog.end, newest.end)
+
+    done = shares.cut(database, SHARE, pieces, backlog.end, newest.n, standing)
+
+    within = next(number for number in range(LARGE) if 2 * (number + 1) * 1.01 > SHARE)
+    assert done == shares.Cut(1, dict.fromkeys((FIRST_LANE, FIRST_LANE + 1), Position(backlog.id, large[within] - 1)))
+    assert shares.cut(database, SHARE, [], backlog.end, 0, standing) == shares.Cut(0), "they are where the stream is"
+
+
+def test_a_lane_that_serves_two_projects_ends_at_the_first_cut_and_one_that_the_round_does_not_know_has_none(
+    tenants: Tenants,
+) -> None:
+    database = tenants.database
+    for _ in range(LARGE):
+        tenants.write(tenants.quiet, "hot too")
+    database.execute(
+        "update bucket_eventing_configs c set lane = %s from projects p where p.id = c.project_id and p.public_id = %s",
+        [FIRST_LANE, tenants.quiet],
+    )
+    newest = windows.cut(database, windows.BEFORE_ALL)
+    assert newest is not None
+    pieces, standing = reader.slices(database, START, newest.end), lanes.standing(database)
+    first = next(number for number in range(LARGE) if 2 * (number + 1) * 1.01 > SHARE)
+    end = Position(newest.id, tenants.seqs(tenants.large)[first] - 1)
+    ends = shares.cut(database, SHARE, pieces, START, newest.n, standing).ends
+    assert ends == dict.fromkeys((FIRST_LANE, FIRST_LANE + 1), end)
+
+    late = FIRST_LANE + 9
+    database.execute(
+        "insert into lanes (id, project, destination) overriding system value values (%s, %s, 'arn:aws:sqs:us-east-1:x:late')",
+        [late, tenants.large],
+    )
+    database.execute("update bucket_eventing_configs set lane = %s where lane = %s", [late, FIRST_LANE + 1])
+    assert late not in shares.cut(database, SHARE, pieces, START, newest.n, standing).ends
+
+
 def test_a_project_that_is_alone_has_the_whole_round(tenants: Tenants) -> None:
     database = tenants.database
     newest = windows.cut(database, windows.BEFORE_ALL)

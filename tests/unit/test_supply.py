@@ -32,6 +32,12 @@ def test_every_line_of_the_lock_is_a_version_or_a_hash() -> None:
     assert not re.search(r"https?:|://|--index|--extra-index|--find-links|--trusted-host", LOCK.read_text())
 
 
+def test_every_exception_from_the_security_rules_has_a_reason() -> None:
+    files = [file for folder in ("src", "bench", "tools", "examples") for file in (ROOT / folder).rglob("*.py")]
+    bare = re.compile(r"# noqa: S\d+(, S\d+)*\s*$", re.MULTILINE)
+    assert [str(file.relative_to(ROOT)) for file in files if bare.search(file.read_text())] == []
+
+
 def test_a_dependency_that_is_missing_in_the_lock_is_noticed() -> None:
     assert "cryptography" in needed(["cryptography"])
     assert "cffi" in needed(["cryptography"], anywhere)

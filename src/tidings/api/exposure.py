@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 from tidings.api.settings import ApiSettings
 from tidings.outgoing.settings import OutgoingSettings
@@ -13,10 +14,13 @@ _LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 def warnings(api: ApiSettings, outgoing: OutgoingSettings) -> Iterator[str]:
     """One sentence for each setting that is meant for one machine alone."""
-    if is_loopback(api.host):
+    listens, reached = not is_loopback(api.host), not is_loopback(urlsplit(api.public_url).hostname or "localhost")
+    if not listens and not reached:
         return
-    place = f"The API listens on {api.host}"
-    if api.tls_certificate is None:
+    place = f"The API listens on {api.host}" if listens else f"The API is reached at {api.public_url}"
+    if reached and urlsplit(api.public_url).scheme == "http":
+        yield f"Others reach the API at {api.public_url}, without TLS: set TIDINGS_API__PUBLIC_URL to the https:// of a proxy."
+    if listens and api.tls_certificate is None:
         yield (
             f"{place} without TLS: objects and presigned URLs can be read on their way. Set TIDINGS_API__TLS_CERTIFICATE, or"
             " TIDINGS_API__HOST to 127.0.0.1 and put a proxy with TLS in front of it."
@@ -29,7 +33,7 @@ def warnings(api: ApiSettings, outgoing: OutgoingSettings) -> Iterator[str]:
     if outgoing.allow_http:
         yield f"{place}, and webhooks may be called without TLS: set TIDINGS_OUTGOING__ALLOW_HTTP to false."
     if api.metrics == "open":
-        yield f"{place}, and so does /-/metrics, which asks for no key: set TIDINGS_API__METRICS to loopback or off."
+        yield f"{place}, and /-/metrics asks for no key there: set TIDINGS_API__METRICS to loopback or off."
 
 
 def is_loopback(host: str) -> bool:

@@ -14,29 +14,45 @@ if TYPE_CHECKING:
     from tidings.audit import Act
 
 P = ParamSpec("P")
+ACTS: set[Callable[..., Any]] = set()
+"""The commands that are acts."""
 
 
-def audited(command: str, *target: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """For a command that changes something. `target` are the names of the parameters that say what it is about."""
+def audited(command: str, *target: str, when: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """For a command that changes something. `target` are the names of the parameters that say what it is about; `when` is that
+    of the option without which it only looks."""
 
     def decorate(work: Callable[P, None]) -> Callable[P, None]:
         @wraps(work)
         def run(*arguments: P.args, **given: P.kwargs) -> None:
             from tidings.audit import OK, act_of_command, acting, outcome_of
 
+            if when and not given.get(when):
+                return work(*arguments, **given)
             named = "/".join(str(given[name]) for name in target if given.get(name) is not None)
             project: Any = given.get("project")
             with acting(act_of_command(command, project, named)) as act:
                 try:
                     work(*arguments, **given)
-                except TidingsError as error:
+                except BaseException as error:  # also Ctrl-C, and a database that went away in between
                     _append(act, outcome_of(error))
                     raise
                 _append(act, OK)
 
+        ACTS.add(run)
         return run
 
     return decorate
+
+
+def begin() -> None:
+    """Write down that the act under way begins. For one that changes things one after another, and may be killed in between:
+    it has a second row when it ends."""
+    from tidings.audit import BEGUN, current
+
+    if (act := current()) is not None:
+        _append(act, BEGUN)
+        act.written = False
 
 
 def _append(act: Act, outcome: str) -> None:

@@ -17,8 +17,11 @@ _NO_TABLES = "The database has no tables of Tidings yet: run `tidings migrate` f
 
 
 @contextmanager
-def database() -> Iterator[Connection]:
-    """A connection for one command. What it commits in the end is in the audit log, if the command is an act."""
+def database(acts: bool = True) -> Iterator[Connection]:
+    """A connection for one command. What it commits in the end is in the audit log, if the command is an act.
+
+    Without `acts` the command only looks something up.
+    """
     from psycopg.errors import UndefinedTable
     from psycopg.pq import TransactionStatus
 
@@ -28,7 +31,8 @@ def database() -> Iterator[Connection]:
     with connect_once(settings_module.load().database_url) as connection:
         try:
             yield connection
-            audit.append_current(connection)
+            if acts:
+                audit.append_current(connection)
         except BaseException as error:
             if connection.info.transaction_status is not TransactionStatus.IDLE:
                 audit.rolled_back()

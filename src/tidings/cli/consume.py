@@ -9,6 +9,7 @@ import typer
 
 from tidings import log
 from tidings import settings as settings_module
+from tidings.cli.acts import audited, begin
 from tidings.cli.printing import AsJson, say
 from tidings.cli.running import stop_on_signals
 
@@ -36,6 +37,7 @@ def uploads(
 
 
 @app.command()
+@audited("consume inventory --accept-loss", when="accept_loss")
 def inventory(
     topic: Annotated[
         list[str] | None, typer.Option(help="A topic to read, in place of the settings'; may be repeated.")
@@ -60,6 +62,7 @@ def inventory(
     log.to_stderr(settings)
     stop = threading.Event()
     stop_on_signals(stop)
+    begin()
     counts = bootstrap.consume_inventory(settings, once, accept_loss, stop)
     say(as_json, figures(counts), words(counts))
 

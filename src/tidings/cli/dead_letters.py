@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
-from tidings.cli.acts import audited
+from tidings.cli.acts import audited, begin
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, out, progress_bar, say
 from tidings.errors import OperatorError
@@ -101,12 +101,14 @@ def redrive(
     audit.about(_named(ids, lane, all_, archived))
     settings = settings_module.load()
     if archived is not None:
+        begin()
         with progress_bar("starting Spark", "sending again") as show_progress:
             count = bootstrap.redrive_archive(settings, archived, show_progress)
         say(as_json, {"range": archived, "sent": count}, f"range {archived}: {count} messages sent")
         return
     with database() as connection:
         letters = _chosen(connection, ids, lane, all_)
+        begin()
         with progress_bar("sending again", "sending again") as show_progress:
             done = send_again(connection, settings, letters, show_progress or (lambda *_: None))
     words = f"{done.sent} dead letters sent, {done.left} refused again"

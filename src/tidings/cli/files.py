@@ -9,6 +9,7 @@ import typer
 
 from tidings import log
 from tidings import settings as settings_module
+from tidings.cli.acts import audited, begin
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, progress_bar, say
 from tidings.errors import OperatorError
@@ -49,6 +50,7 @@ def validate(
 
 
 @app.command()
+@audited("files load")
 def load(
     path: Annotated[str, typer.Argument(help="A file or folder of lines, as Spark reads them: each is one notification.")],
     as_json: AsJson = False,
@@ -61,6 +63,7 @@ def load(
 
     settings = settings_module.load()
     log.to_stderr(settings)
+    begin()
     shows = sys.stderr.isatty()
     with err.status("starting Spark") as status:
         done = bootstrap.load_files(settings, path, status.update if shows else lambda _: None)

@@ -11,10 +11,12 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
+from tidings.cli.acts import audited, begin
 from tidings.cli.connection import database
 from tidings.cli.printing import AsJson, err, out, progress_bar
 
 
+@audited("reconcile --repair", "with_", "bucket", when="repair")
 def reconcile(
     bucket: Annotated[str, typer.Argument(help="The bucket to list.")],
     with_: Annotated[
@@ -42,8 +44,9 @@ def reconcile(
     if endpoint:
         listing = Elsewhere.of(bucket, endpoint)
     else:
-        with database() as connection:
+        with database(acts=False) as connection:
             listing = Ours.of(connection, project, bucket)
+    begin()
     began = time.monotonic()
     with progress_bar("starting Spark", "listing and comparing") as progress:
         found = bootstrap.with_small_spark(

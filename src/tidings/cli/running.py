@@ -139,12 +139,13 @@ def serve() -> None:
     serve_api(settings_module.load())
 
 
+@audited("stream --rebase", when="rebase")
 def stream(
     rebase: Annotated[bool, typer.Option(help="Go on after the database was restored or failed over.")] = False,
     ready_file: Annotated[Path | None, typer.Option(help="Write the epoch and the position here when active.")] = None,
 ) -> None:
     """Deliver changes with Spark. A second stream on the same database waits for the first to end."""
-    from tidings import bootstrap
+    from tidings import audit, bootstrap
 
     settings = settings_module.load()
     log.to_stderr(settings)
@@ -163,6 +164,7 @@ def stream(
             ready_file.write_text(json.dumps({"epoch": owner.epoch, "position": owner.position}))
 
     bootstrap.run_stream(settings, rebase, made, started)
+    audit.only_looked()  # what a rebase changes is written down with it
 
 
 @audited("migrate")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tidings import settings as settings_module
-from tidings.cli.acts import audited
+from tidings.cli.acts import audited, begin
 from tidings.cli.printing import AsJson, counting, say
 from tidings.errors import OperatorError
 
@@ -51,6 +51,7 @@ def rotate(
         new = master_key.from_file(new_master_key_file, "--new-master-key-file")
     elif new_master_key_command:
         new = master_key.from_command(new_master_key_command, "--new-master-key-command")
+    begin()
     done = bootstrap.rotate_secrets(settings_module.load(), new, counting("secrets"))
     values = {
         "data_key": str(done.data_key),

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from tidings import settings as settings_module
-from tidings.cli.acts import audited
+from tidings.cli.acts import audited, begin
 from tidings.cli.printing import AsJson, counting, out, say
 
 
@@ -24,6 +24,7 @@ def sweep(
     """Remove blobs that nothing refers to, and end multipart uploads that were abandoned. `serve` does it regularly."""
     from tidings import bootstrap
 
+    begin()
     done = bootstrap.sweep(settings_module.load(), min_age_minutes, adopt, counting("looked at"))
     words = f"{done.seen} blobs looked at, {done.removed} orphans and {done.expired_parts} parts of old uploads removed"
     say(as_json, {"seen": done.seen, "removed": done.removed, "expired_parts": done.expired_parts}, words)

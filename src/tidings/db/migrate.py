@@ -6,6 +6,7 @@ import re
 from importlib import import_module, resources
 
 import psycopg
+from psycopg.sql import SQL, Identifier
 
 from tidings.errors import OperatorError
 
@@ -13,7 +14,7 @@ from tidings.errors import OperatorError
 _LOCK = 0x746964696E6773
 _OLDEST_SERVER = 180000
 _STEPS = {20: "tidings.db.migrations.seal_secrets"}
-"""What follows a migration's SQL in its transaction: `run(connection)`, which returns the tables to write anew afterwards."""
+"""What follows a migration's SQL in its transaction: `run(connection)`."""
 
 
 def migrations() -> list[tuple[int, str, str]]:
@@ -49,9 +50,16 @@ def migrate(url: str) -> list[str]:
                 continue
             with connection.transaction():
                 connection.execute(sql.encode())  # bytes: a migration is a script, not a template
-                stale: tuple[str, ...] = import_module(_STEPS[number]).run(connection) if number in _STEPS else ()
+                if number in _STEPS:
+                    import_module(_STEPS[number]).run(connection)
                 connection.execute("insert into schema_migrations (number, name) values (%s, %s)", [number, name])
-            for table in stale:
-                connection.execute(f"vacuum full {table}".encode())
             applied.append(f"{number:04}_{name}")
+        _write_anew(connection)
     return applied
+
+
+def _write_anew(connection: psycopg.Connection) -> None:
+    """The tables of `stale_tables`. An update or a dropped column leaves what was there in the table's files."""
+    for (name,) in connection.execute("select name from stale_tables order by name").fetchall():
+        connection.execute(SQL("vacuum full {}").format(Identifier(name)))
+        connection.execute("delete from stale_tables where name = %s", [name])

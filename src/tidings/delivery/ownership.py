@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import Connection
 
+from tidings import audit
 from tidings.changestream import windows
 from tidings.db.connecting import noticing
 from tidings.events.positions import Position
@@ -63,6 +64,7 @@ def _next_epoch(connection: Connection, rebase: bool) -> Owner:
         token = windows.token(connection) if rebase else windows.check_token(connection, row[0])
         if rebase:  # another database may count its transactions from anew: every lane there is, is an old one
             connection.execute("update lanes set xid = '3'")
+            audit.append_current(connection)
         epoch = connection.execute(
             "update stream set epoch = epoch + 1, token = %s, alive_at = now() where name = 'main' returning epoch",
             [token],

@@ -83,6 +83,7 @@ def start(settings: Settings, on_top: int = FOR_CATCH_UP) -> SparkSession:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop sets modes itself, whatever our umask is
         "spark.scheduler.mode": "FAIR",  # catch-up must not keep the stream waiting
         "spark.python.unix.domain.socket.enabled": "true",  # a third off the time of a small round
         **(_local(scratch) if local else _ELSEWHERE),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WORDS = "its project has had its share of the round"
 
-# Changes: a round of so few is over soon, whoever they belong to.
+# Changes: a round of so few is over soon, whoever they belong to, unless lanes that are ready bring a backlog into it.
 _FEW = 10
 # Messages of different keys go together, and so many of them cost about as much as a call.
 _MESSAGES_A_CALL = 100
@@ -34,13 +34,15 @@ _MESSAGES_A_CALL = 100
 _SEVERAL = "select min(project) < max(project) from lanes where state <> 'closed'"
 
 # `wave` is how many calls each lane has had by then, as far as that depends on the key; `total` counts messages. At or before
-# the position of the stream only lanes that are ready are served.
+# the position of the stream only lanes that are ready are served. A lane that the round does not know has a cursor of its own
+# and is not cut.
 _COUNTED = """
 with owed as materialized ({owed}),
      known as (select d.rules, array_agg(distinct r.lane) as lanes,
                       array_agg(distinct r.lane) filter (where r.lane = any(%(ready)s)) as ready
                from (select distinct rules from owed) as d cross join lateral unnest(string_to_array(d.rules, ',')) as n(number)
                join routes r on r.source = n.number::bigint
+               join lanes l on l.id = r.lane and pg_visible_in_snapshot(l.xid, %(snapshot)s::pg_snapshot)
                where r.lane <> all(%(skipped)s) group by d.rules),
      served as (select o.*, (o.win, o.seq) > (%(win)s, %(seq)s) as new,
                        case when (o.win, o.seq) > (%(win)s, %(seq)s) then k.lanes else k.ready end as lanes
@@ -67,9 +69,11 @@ def cut(
     connection: Connection, share: int, pieces: Sequence[reader.Slice], start: Position, rows: int, standing: Standing
 ) -> Cut:
     """`pieces` are what the round reads: `rows` changes after `start`, and before it what lanes that are ready still need."""
-    if rows <= _FEW or not (several := connection.execute(_SEVERAL).fetchone()) or not several[0]:
-        return Cut(rows)  # nobody else is there to wait
     ready = {lane.id: lane.cursor for lane in standing.in_state("ready")}
+    if not pieces or (rows <= _FEW and not ready):
+        return Cut(rows)
+    if not (several := connection.execute(_SEVERAL).fetchone()) or not several[0]:
+        return Cut(rows)  # nobody else is there to wait
     owed = " union all ".join(
         f"select {piece.window}::bigint as win, seq, project, bucket, key, {reader.RULES} from changes where {piece.condition}"
         for piece in pieces
@@ -77,6 +81,7 @@ def cut(
     values = {
         "ready": list(ready),
         "skipped": list(standing.not_served),
+        "snapshot": standing.moment.snapshot,
         "win": start.window,
         "seq": start.seq,
         "together": float(_MESSAGES_A_CALL),
@@ -85,8 +90,9 @@ def cut(
     left, ends = 0, dict[int, Position]()
     for window, seq, lanes, new, over in connection.execute(_COUNTED.format(owed=owed).encode(), values).fetchall():
         left += new
-        for lane in lanes if over else ():
-            ends[lane] = max(Position(window, seq).just_before, ready.get(lane, start))
+        for lane in lanes if over else ():  # a topic's lanes may serve several projects: the first cut counts
+            end = max(Position(window, seq).just_before, ready.get(lane, start))
+            ends[lane] = min(end, ends.get(lane, end))
     return Cut(left, ends)
 
 

@@ -19,7 +19,7 @@ import psutil
 import psycopg
 
 from tidings.errors import OperatorError
-from tidings.local.processes import Starting, die_with_parent
+from tidings.local.processes import Starting, die_with_parent, without_settings
 
 USER = "tidings"
 # PostgreSQL refuses to run as root: where we are root (containers, CI) the server runs as one of these.
@@ -87,7 +87,15 @@ class Postgres:
             self._open_the_way()
         command: list[str | Path] = [_programs() / "initdb", "--pgdata", making, "--username", USER]
         command += ["--encoding", "UTF8", "--locale", "C", "--auth", "scram-sha-256", "--pwfile", password]
-        done = subprocess.run(command, **self._servant_only, capture_output=True, text=True, cwd=self.folder, check=False)
+        done = subprocess.run(
+            command,
+            **self._servant_only,
+            env=without_settings(),
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            check=False,
+        )
         if done.returncode:
             raise OperatorError(f"initdb failed in {self.data}: {done.stderr.strip()}")
         making.rename(self.data)
@@ -137,6 +145,7 @@ class Postgres:
             self.process = subprocess.Popen(
                 command,
                 **self._servant_only,
+                env=without_settings(),
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,

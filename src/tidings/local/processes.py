@@ -34,6 +34,14 @@ def die_with_parent(how: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     return ask
 
 
+def without_settings() -> dict[str, str]:
+    """The environment for a server that is not ours: none of our settings, the master key may be among them.
+
+    Who may do everything in PostgreSQL can also read its environment.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIDINGS_")}
+
+
 def step_back(pid: int) -> None:
     """This process and its children get the processor when nobody else wants it as much.
 

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tidings.errors import OperatorError
-from tidings.local.processes import Starting, die_with_parent, end
+from tidings.local.processes import Starting, die_with_parent, end, without_settings
 
 _START_SECONDS = 120
 _STOP_SECONDS = 10
@@ -77,6 +77,7 @@ class Redis:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [find_server(), "redis.conf"],
+                env=without_settings(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -104,8 +104,10 @@ class SparkCluster:
 
     def state(self) -> dict[str, Any]:
         """What the master says of its workers and applications; nothing, if it does not answer, or not yet in full."""
-        page = f"{self.pages[0]}/json/"  # of a master that we have started
-        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(page, timeout=5) as answer:  # noqa: S310
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(f"{self.pages[0]}/json/", timeout=5) as answer,  # noqa: S310 a master that we have started
+        ):
             said: dict[str, Any] = json.load(answer)
             return said
         return {}

@@ -91,9 +91,12 @@ class Stack:
         if self._redis is not None:
             self._progress("Redis")
             self._redis.start()
-        for name in migrate(self._postgres.url):
+        applied = migrate(self._postgres.url)
+        for name in applied:
             log.info("migrated: %s", name)
         with psycopg.connect(self._postgres.url, autocommit=True) as connection:
+            if applied:
+                audit.append(connection, audit.act_of_command("up", target=", ".join(applied)))
             make_ahead(connection, settings.load().changestream, datetime.now(UTC))
         self.credentials = self._default_key()
         if self._kafka is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -19,6 +21,8 @@ from tidings.settings import Settings
 
 _OWN_SECONDS = 60.0
 _PORTS_SECONDS = 5.0
+_LISTENS = ":0000 0A "
+"""In a line of /proc/net/tcp: no peer, and the state."""
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "postgresql": 5432}
 
 
@@ -70,11 +74,11 @@ class Guard:
             raise Refused(f"{name} is not called: {what}. The operator can allow it in outgoing.allow")
 
     def _is_ours(self, address: Address, port: int) -> bool:
-        everywhere = f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own or port in self._ports_of_descendants()
-        return any(
-            _place(str(meant), port) in self._own or (everywhere and (meant.is_loopback or meant in self._addresses_here()))
-            for meant in meanings(address)
-        )
+        if any(_place(str(meant), port) in self._own for meant in meanings(address)):
+            return True
+        if not any(meant.is_loopback or meant in self._addresses_here() for meant in meanings(address)):
+            return False
+        return f"0.0.0.0:{port}" in self._own or f"[::]:{port}" in self._own or port in self._ports_of_descendants()
 
     def _ports_of_descendants(self) -> frozenset[int]:
         """Where the processes below `own_process` listen: Spark's ports are other ones each time, and in no setting."""
@@ -92,10 +96,31 @@ class Guard:
 
 
 def _listening_below(pid: int) -> Iterator[int]:
+    """Ports that the descendants of a process listen on. Whoever has a connection to call waits for this."""
+    listening = _listening() if sys.platform == "linux" else {}
     with suppress(psutil.Error):
         for process in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.Error):  # it has ended meanwhile, or is another user's
-                yield from (s.laddr.port for s in process.net_connections("inet") if s.status == psutil.CONN_LISTEN)
+            with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is another user's
+                if sys.platform != "linux":
+                    yield from (s.laddr.port for s in process.net_connections("inet") if s.status == psutil.CONN_LISTEN)
+                    continue
+                for descriptor in os.scandir(f"/proc/{process.pid}/fd"):
+                    with suppress(OSError):
+                        if (port := listening.get(os.readlink(descriptor))) is not None:
+                            yield port
+
+
+def _listening() -> dict[str, int]:
+    """Ports by their sockets, as descriptors are linked to them. psutil would read all connections of the machine once for each
+    process, and there may be tens of thousands."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as lines:
+            for line in lines:
+                if _LISTENS in line:
+                    words = line.split()
+                    found[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    return found
 
 
 def listeners(settings: Settings) -> Iterator[str]:

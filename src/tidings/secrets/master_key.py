@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import logging
 import os
 import secrets
 import shlex
+import stat
 import subprocess
 import uuid
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tidings.errors import OperatorError
 from tidings.secrets.settings import SecretsSettings
+
+_log = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -70,6 +74,8 @@ def read(settings: SecretsSettings) -> MasterKey:
 
 def from_file(file: Path, source: str) -> MasterKey:
     try:
+        if file.stat().st_mode & stat.S_IROTH:
+            _log.warning("%s names %s, which every user of this machine can read: run `chmod 600 %s`.", source, file, file)
         return _parsed(file.read_text("ascii"), f"{source} ({file})")
     except OSError as error:
         raise OperatorError(f"{source} names {file}, which cannot be read: {error.strerror}.") from None
@@ -83,7 +89,6 @@ def from_command(command: str, source: str) -> MasterKey:
         done = subprocess.run(
             shlex.split(command),
             capture_output=True,
-            text=True,
             timeout=_COMMAND_SECONDS,
             stdin=subprocess.DEVNULL,
             check=False,
@@ -92,9 +97,9 @@ def from_command(command: str, source: str) -> MasterKey:
         reason = f"no end within {_COMMAND_SECONDS} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         raise OperatorError(f"{source} cannot be run: {reason}.") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1][:300]
+        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing on stderr"])[-1][:300]
         raise OperatorError(f"{source} failed with status {done.returncode}: {said}")
-    return _parsed(done.stdout, source)
+    return _parsed(done.stdout.decode("latin-1"), source)  # raw bytes are no base64, and are not repeated
 
 
 def make_file(file: Path) -> None:

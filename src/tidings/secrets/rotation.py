@@ -78,6 +78,7 @@ def _begin(connection: Connection[Any], keyring: Keyring, new_master: MasterKey 
         connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
         # Of rotations before the last: nobody can still hold a row that is under them.
         connection.execute("delete from data_keys where retired_at is not null")
+        _refuse_former(connection, keyring.master)
         found = connection.execute("select id, wrapped from data_keys where master = %s order by number", [keyring.master.id])
         live: dict[uuid.UUID, bytes] = {row[0]: keyring.master.unwrap(row[0], row[1]) for row in found.fetchall()}
         resumed = len(live) > 1
@@ -96,6 +97,20 @@ def _begin(connection: Connection[Any], keyring: Keyring, new_master: MasterKey 
         newest = list(live)[-1]
         wraps = connection.execute("select master from data_keys where id = %s order by master", [newest]).fetchall()
     return Rotated(newest, resumed, [row[0] for row in wraps])
+
+
+def _refuse_former(connection: Connection[Any], master: MasterKey) -> None:
+    """A master key that another is taking the place of does not open all there is: a rotation under it would never end."""
+    others = connection.execute(
+        "select distinct master from data_keys where retired_at is null"
+        " and id not in (select id from data_keys where master = %s) order by master",
+        [master.id],
+    ).fetchall()
+    if others:
+        raise OperatorError(
+            f"{master.source} is the master key {master.id}, and a rotation under {' and '.join(row[0] for row in others)} has"
+            " begun, which opens more: run `tidings secrets rotate` with that one."
+        )
 
 
 def _wrapped(connection: Connection[Any], data_key: uuid.UUID, master: MasterKey) -> bytes:

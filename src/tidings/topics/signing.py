@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.x509.oid import NameOID
 
+from tidings import audit
 from tidings.errors import OperatorError
 from tidings.secrets import keyring
 from tidings.secrets.keyring import SealedColumn
@@ -103,6 +104,7 @@ async def replace(connection: psycopg.AsyncConnection[Any], settings: Settings) 
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
         certificate = await _insert(connection, settings)
+        await audit.append_current_async(connection)
     return settings.api.url + certificate_path(certificate)
 
 

@@ -23,6 +23,18 @@ def test_on_this_machine_alone_there_is_nothing_to_say(host: str) -> None:
     assert said({"host": host, "metrics": "open"}, {"allow": ("127.0.0.0/8",), "allow_http": True}) == []
 
 
+def test_behind_a_proxy_on_this_machine_the_address_of_the_proxy_counts() -> None:
+    behind = {"host": "127.0.0.1", "public_url": "https://events.example"}
+    assert said(behind) == said({**behind, "public_url": "http://localhost:9000"}, {"allow_http": True}) == []
+    [near, plain] = said(behind, {"allow": ("127.0.0.0/8",), "allow_http": True})
+    assert "https://events.example" in near
+    assert "TIDINGS_OUTGOING__ALLOW." in near
+    assert "TIDINGS_OUTGOING__ALLOW_HTTP" in plain
+    [sentence] = said({**behind, "public_url": "http://events.example"})
+    assert "TIDINGS_API__PUBLIC_URL" in sentence
+    assert ["TIDINGS_API__METRICS" in each for each in said({**behind, "metrics": "open"})] == [True]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "events.example"])
 def test_plain_http_on_another_address_is_a_warning(host: str) -> None:
     [sentence] = said({"host": host})

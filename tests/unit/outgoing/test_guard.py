@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, repeat
@@ -17,7 +20,7 @@ import pytest
 from tidings.local import kafka
 from tidings.outgoing.addresses import parsed, special
 from tidings.outgoing.connecting import Caller, caller
-from tidings.outgoing.guard import Guard
+from tidings.outgoing.guard import Guard, _listening_below
 from tidings.outgoing.settings import OutgoingSettings
 from tidings.outgoing.urls import Refused, read
 from tidings.settings import Settings
@@ -340,6 +343,30 @@ def test_no_port_of_a_process_below_ours_is_called_and_others_on_this_machine_ar
 
     reached, ended = asyncio.run(go())
     assert (reached, set(ended), len(ended)) == (1, {"refused"}, 8)
+
+
+def test_every_port_that_a_descendant_listens_on_is_found_and_nobody_looks_for_them_for_an_address_elsewhere() -> None:
+    program = (
+        "import socket; a, b = (socket.create_server((h, 0), family=f) for h, f in (('127.0.0.1', socket.AF_INET), ('::1', "
+    )
+    program += "socket.AF_INET6))); print(a.getsockname()[1], b.getsockname()[1], flush=True); input()"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as ours,
+        socket.create_connection(ours.getsockname()) as connected,
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
+    ):
+        assert child.stdout is not None
+        ports = {int(port) for port in child.stdout.readline().split()}
+        assert len(ports) == 2
+        found = set(_listening_below(os.getpid()))
+        assert found >= ports
+        assert not {ours.getsockname()[1], connected.getsockname()[1]} & found
+        guard = Guard(OutgoingSettings(allow=("127.0.0.0/8",), own_process=os.getpid()))
+        guard.judge("1.1.1.1", min(ports), parsed("1.1.1.1"))
+        assert guard._own_ports[0] == 0.0
+        with pytest.raises(Refused, match="this service itself listens there"):
+            guard.judge("127.0.0.1", min(ports), parsed("127.0.0.1"))
+        child.communicate(b"\n")
 
 
 @pytest.mark.parametrize(

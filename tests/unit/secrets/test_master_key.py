@@ -59,6 +59,25 @@ def test_what_is_missing_or_wrong_is_said_by_the_setting_s_name(values: dict[str
     assert "hush" not in str(error.value), "what was given may be the key with a typing mistake"
 
 
+def test_raw_bytes_of_a_command_are_no_master_key_and_none_of_them_is_repeated() -> None:
+    command = f'{sys.executable} -c "import sys; sys.stdout.buffer.write(bytes([0xf3]) * 32)"'
+    with pytest.raises(OperatorError, match="MASTER_KEY_COMMAND is not a master key") as error:
+        master_key.read(given(master_key_command=command))
+    assert "f3" not in str(error.value)
+
+
+def test_a_file_that_every_user_can_read_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "master.key"
+    master_key.make_file(file)
+    master_key.from_file(file, "FILE")
+    assert caplog.messages == []
+    file.chmod(0o644)
+    master_key.from_file(file, "FILE")
+    [sentence] = caplog.messages
+    assert f"chmod 600 {file}" in sentence
+    assert file.read_text().strip() not in sentence
+
+
 def test_two_ways_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY", TEXT)
     monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY_COMMAND", "true")

@@ -12,8 +12,6 @@ from tidings.secrets import keyring
 from tidings.topics.signing import SIGNING_KEY, certificate_id
 from tidings.topics.subscribing import WEBHOOK_SECRETS
 
-_REWRITTEN = ("access_keys", "api_keys", "subscriptions")
-
 _DROP = """
 alter table access_keys
     drop column secret_access_key,
@@ -27,17 +25,16 @@ drop table signing_key;
 """
 
 
-def run(connection: Connection[Any]) -> tuple[str, ...]:
+def run(connection: Connection[Any]) -> None:
     """In the transaction of the migration: without a master key nothing has happened.
 
-    Returns the tables whose old row versions hold secrets in clear until they are written anew.
+    Old row versions hold secrets in clear until migration 22 has the tables written anew.
     """
     access_keys = connection.execute("select access_key_id, secret_access_key, api_key from access_keys").fetchall()
     api_keys = connection.execute("select head, secret from api_keys").fetchall()
     webhooks = connection.execute("select arn, secrets from subscriptions where cardinality(secrets) > 0").fetchall()
     signing = connection.execute("select private_key, certificate, created_at from signing_key").fetchall()
-    found = bool(access_keys or api_keys or webhooks or signing)
-    if found:
+    if access_keys or api_keys or webhooks or signing:
         ring = keyring.of_process()
         for access_key_id, secret, api_key in access_keys:
             key = Macaroon.parse(api_key) if api_key is not None else None
@@ -62,4 +59,3 @@ def run(connection: Connection[Any]) -> tuple[str, ...]:
                 [id_, ring.seal(connection, SIGNING_KEY, id_, private.encode()), certificate, created_at],
             )
     connection.execute(_DROP.encode())
-    return _REWRITTEN if found else ()
