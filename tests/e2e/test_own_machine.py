@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from conftest import Running
-from tidings.local.closing import close_to_others
+from tidings.local.data_folder import close_to_others
 from tidings.local.processes import free_port
 
 _CANARY = b"nobody else may read this" * 1000

@@ -25,8 +25,8 @@ from tidings.changestream.retention import make_ahead
 from tidings.consumers.inventory import offsets
 from tidings.db.migrate import migrate
 from tidings.errors import OperatorError
-from tidings.local.closing import close_to_others
 from tidings.local.consumers import KNOWS_BROKERS, Consumers
+from tidings.local.data_folder import close_to_others
 from tidings.local.parts import Part, answers, listens
 from tidings.local.postgres import Postgres
 from tidings.local.processes import Starting, free_port
