@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from tidings.consumers.files import validating
 from tidings.consumers.files.objects import Objects
 from tidings.consumers.files.settings import FilesSettings
 from tidings.local.postgres import Postgres
+from waiting import PATIENCE_SECONDS
 
 FOLDER = "gut/gut-v1/source-datasets"
 
@@ -112,19 +114,27 @@ class Validated(NamedTuple):
     """The most memory that the command, or any of its processes, had."""
 
 
+_MEASURE = """
+import resource, subprocess, sys
+status = subprocess.call(sys.argv[2:])
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024))
+sys.exit(status)
+"""
+"""Runs a command and measures it. A child of the tests' own process would begin with all the memory that this one has."""
+
+
 def command(database_url: str, store: Server, folder: Path) -> Validated:
     settings = {**os.environ, **reading(store), "TIDINGS_DATABASE__URL": database_url}
-    called = [sys.executable, "-m", "tidings", "files", "validate", "--json"]
-    said, log = folder / "said.json", folder / "validate.log"
+    said, log, peak = folder / "said.json", folder / "validate.log", folder / "peak"
+    called = [sys.executable, "-c", _MEASURE, str(peak), sys.executable, "-m", "tidings", "files", "validate", "--json"]
     with said.open("wb") as out, log.open("wb") as err:
-        process = subprocess.Popen(called, env=settings, stdout=out, stderr=err)
-    timer = threading.Timer(120, process.kill)
+        process = subprocess.Popen(called, env=settings, stdout=out, stderr=err, start_new_session=True)
+    timer = threading.Timer(PATIENCE_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
     timer.start()
-    _, status, used = os.wait4(process.pid, 0)
+    status = process.wait()
     timer.cancel()
-    process.returncode = os.waitstatus_to_exitcode(status)
     canary.seen(said.read_text(), log.read_text())
-    return Validated(process.returncode, json.loads(said.read_text() or "{}"), log.read_text(), used.ru_maxrss * 1024)
+    return Validated(status, json.loads(said.read_text() or "{}"), log.read_text(), int(peak.read_text()))
 
 
 def test_the_sha256_that_an_event_does_not_have_is_asked_for(

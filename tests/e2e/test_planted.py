@@ -24,7 +24,7 @@ KILL = ("tests/e2e/test_kill.py", "a_stream_that_is_killed")
 FAULTS = ("tests/e2e/test_faults.py", "in_trouble")
 
 _RUN = "        reports = pipeline.run(Round(tuple(pieces), standing.moment, terms), rows)\n"
-_MOVE = "        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled)\n"
+_MOVE = "        lanes.end_round(connection, epoch, start, end, ready, reports, first_retry, standing.unsettled, failed)\n"
 # A batch is known by where it begins, as by a number: one that was begun and not ended has the same after a restart.
 _RUN_ONCE = """        connection.execute("create table if not exists batches (win bigint, seq bigint, primary key (win, seq))")
         note = "insert into batches values (%s, %s) on conflict do nothing"
@@ -44,7 +44,7 @@ class Mistake:
 MISTAKES = {
     "the position moves before anything is sent": Mistake(
         "delivery/stream.py",
-        ((_MOVE, ""), (_RUN, _MOVE.replace("reports, first_retry", "[], 1.0") + _RUN)),
+        ((_MOVE, ""), (_RUN, _MOVE.replace("reports, first_retry", "[], 1.0").replace(", failed", "") + _RUN)),
         KILL,
         "lost",
     ),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidings.db.pool import whose
+from tidings.db import context
 from tidings.errors import CallerError
 
 Client = tuple[str, int]
@@ -132,7 +132,7 @@ class Ticket:
         if under_way.bytes[name] + self._bytes > limits.bytes_per_project:
             raise slow_down(f"{under_way.bytes[name]} bytes of this project are under way.")
         self._project = name
-        whose.set(name)
+        context.project.set(name)
         under_way.requests[name] += 1
         under_way.bytes[name] += self._bytes
         under_way.busy[self._client] += 1

@@ -8,18 +8,18 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection, AsyncCursor, AsyncRawCursor
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from tidings.db import context
+
 Pool = AsyncConnectionPool[AsyncConnection[Any]]
 
-whose: ContextVar[str] = ContextVar("whose", default="")
-"""The project that a task works for, once that is verified: of the connections it may have `_SHARE`."""
 _SHARE = 0.75
+"""Of the connections, for one project (`context.project`)."""
 
 _KEPT = 2
 _WAIT_SECONDS = 3.0
@@ -64,7 +64,7 @@ class SharedPool(AsyncConnectionPool[AsyncConnection[Any]]):
         self._held: dict[AsyncConnection[Any], str] = {}
 
     async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:
-        if not (project := whose.get()):
+        if not (project := context.project.get()):
             return await super().getconn(timeout)
         until = time.monotonic() + (self.timeout if timeout is None else timeout)
         turn = self._turns.setdefault(project, asyncio.Semaphore(self._share))
