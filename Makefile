@@ -35,7 +35,7 @@ test: $(READY) ## all checks and tests, side by side
 	@$(MAKE) --no-print-directory -j2 check pytest
 
 pytest: $(READY)
-	@$(BIN)/pytest -m "not chaos" -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/pytest -m "not chaos" -n 3 --dist loadgroup --no-loadscope-reorder
 
 chaos: $(READY) ## the long forms of the fault tests
 	@$(BIN)/pytest -m chaos -s

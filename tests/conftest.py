@@ -55,7 +55,7 @@ _STACKS = (
     "test_sick_redis",
 )
 """Files whose tests have whole stacks, in this order: `make test` runs them one after another in one process, the rest beside
-them in another. The last ones look at the clock, when the other process is through."""
+them in two others, for much of their time is waiting. The last ones look at the clock, when the other processes are through."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
