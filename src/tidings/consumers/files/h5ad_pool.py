@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from tidings.consumers.files import h5ad_worker
-from tidings.consumers.files.h5ad_worker import Answer, Limits
+from tidings.consumers.files.h5ad_worker import MAX_WORDS, Answer, Limits
 from tidings.consumers.files.settings import FilesSettings
 from tidings.errors import OperatorError
 
@@ -77,7 +77,12 @@ class _Worker:
     def __init__(self, limits: Limits) -> None:
         passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
         command = [sys.executable, "-P", "-m", _MODULE, json.dumps(limits)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=passed | _SET)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=passed | _SET)
+        except OSError as error:
+            raise OperatorError(
+                f"No process can be started to read .h5ad files: {error.strerror}. Give this machine more memory or processes."
+            ) from None
         if self._line() != h5ad_worker.READY:
             self.end()
             raise OperatorError(
@@ -114,10 +119,10 @@ def _problem(answer: Answer, limits: Limits) -> str:
     memory, processor, wall = limits.memory_bytes, limits.processor_seconds, limits.wall_seconds
     used = f"{answer.processor_seconds:.1f} s of processor time and {answer.peak_bytes >> 20} MiB"
     return {
-        "": answer.words,
-        "refused": answer.words,
+        "": answer.words[:MAX_WORDS],
+        "refused": answer.words[:MAX_WORDS],
         "memory": f"it wants more than {memory} bytes of memory (TIDINGS_FILES__H5AD_MEMORY_BYTES)",
         "processor": f"it takes more than {processor} s of processor time (TIDINGS_FILES__H5AD_PROCESSOR_SECONDS)",
         "wall": f"it takes more than {wall:g} s (TIDINGS_FILES__H5AD_WALL_SECONDS)",
-        "crash": f"HDF5 crashed over it after {used}: {answer.words}",
+        "crash": f"HDF5 crashed over it after {used}: {answer.words[:MAX_WORDS]}",
     }[answer.ended]

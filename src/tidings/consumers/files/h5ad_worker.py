@@ -25,7 +25,7 @@ from tidings.consumers.files import h5ad
 READY = b"ready\n"
 _INPUT, _OUTPUT = 0, 1
 _MOST_ANSWER = 64 * 1024
-_MOST_WORDS = 300
+MAX_WORDS = 300
 _DESCRIPTORS = 16
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -132,7 +132,7 @@ def _find(path: Path, chunk_bytes: int) -> Answer:
     except MemoryError:
         return Answer(ended="memory")
     except Exception as error:  # h5py raises whatever a file that somebody made up leads it to
-        words = f"{type(error).__name__}: {error}"[:_MOST_WORDS]
+        words = f"{type(error).__name__}: {error}"[:MAX_WORDS]
         return Answer(ended="memory" if _ALLOCATION.search(words) else "", words=words)
 
 
