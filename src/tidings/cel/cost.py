@@ -68,13 +68,19 @@ _BUILT_BYTE = 0.0025  # memory that is used for the first time costs more than w
 _COPIED_ELEMENT = 0.05
 _ENTRY = 0.3
 _SET = 0.35
-_SET_POSITION = 0.009
+_SET_STEP = 0.016
+_NFA_BYTE = 0.2
+_NFA_STEP = 0.006  # of each byte of the text, once RE2 has stopped keeping sets
 _INSTRUCTION = 1.0
 _PATTERN = 2.0
 
 _ENTRY_BYTES = 100
 _INSTRUCTION_BYTES = 256
 _SET_BYTES = 64
+_KEPT_SET = 100
+_KEPT_STEP = 4
+_KEPT = 2_000_000
+"""Bytes of sets that RE2 keeps at least."""
 _NUMBER = Size(40)
 """Of a number, a moment or a duration as text."""
 
@@ -141,9 +147,11 @@ class _Pricing:
         microseconds = (
             _PATTERN
             + _INSTRUCTION * found.instructions
-            + (_SET + _SET_POSITION * found.positions) * sets
+            + (_SET + _SET_STEP * found.steps) * sets
             + _PARSED_BYTE * size.text
         )
+        if sets * (_KEPT_SET + _KEPT_STEP * found.steps) > _KEPT:
+            microseconds += (_NFA_BYTE + _NFA_STEP * found.steps) * size.text
         return below + Price(microseconds, _INSTRUCTION_BYTES * found.instructions + _SET_BYTES * sets), NOTHING
 
     def _call(self, node: Call, bound: Mapping[str, Size]) -> Priced:

@@ -184,6 +184,14 @@ def test_what_a_pattern_is_made_of(pattern: str, positions: int, choices: int) -
     assert (found.positions, found.choices) == (positions, choices)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "steps"),
+    [("abc", 3), ("a()c", 4), ("(?:a)", 3), ("((a))", 5), ("(){9}", 27), ("(?:()a){2}", 12), ("a|b", 3), ("a*", 2), (r"\bz", 2)],
+)
+def test_what_takes_no_character_is_counted_too(pattern: str, steps: int) -> None:
+    assert patterns.read(pattern).steps == steps
+
+
 def test_random_patterns_cost_no_more_than_was_said() -> None:
     dice = random.Random(20261119)
     texts = ["".join(dice.choices(letters, k=65_536)) for letters in ("a", "ab", "abcdef", "aaaaaaab")]
@@ -211,7 +219,10 @@ def _pattern(dice: random.Random, depth: int) -> str:
     def piece() -> str:
         atom = dice.choice(["a", "b", "c", "[ab]", "[^c]", ".", r"\w", r"\pL"])
         if depth and dice.random() < 0.4:
-            atom = f"({_pattern(dice, depth - 1)})"
-        return atom + dice.choice(["", "", "", "*", "+", "?", f"{{{dice.randint(1, 20)}}}", f"{{0,{dice.randint(1, 9)}}}"])
+            opened = dice.choice(["(", "(?:"]) * dice.choice([1, 1, 2, 10, 50])
+            atom = f"{opened}{_pattern(dice, depth - 1)}{')' * opened.count('(')}"
+        elif dice.random() < 0.15:
+            atom = dice.choice(["()", "(?:)", "(|a)", r"\b", "(^)", "(?:()|a)"]) * dice.choice([1, 3, 30])
+        return atom + dice.choice(["", "", "", "*", "+", "?", f"{{{dice.randint(1, 20)}}}", f"{{0,{dice.randint(1, 9)}}}", "{60}"])
 
     return "|".join("".join(piece() for _ in range(dice.randint(1, 4))) for _ in range(dice.choice([1, 1, 2])))
