@@ -73,6 +73,8 @@ _FAMILIES: dict[str, Callable[[int], str]] = {
     "a long list": lambda n: f"{numbers(30 * n)}.map(x, x).size() == 0",
     "a long list twice": lambda n: f"{numbers(12 * n)}.filter(x, true).map(x, message).exists(m, m == '')",
     "a long needle": lambda n: f"message.contains('{'a' * (100 * n)}b')",
+    "a short needle": lambda n: f"roles.exists(r, message.contains('{'a' * n}b') || message.contains('b{'a' * n}'))",
+    "a needle in a loop": lambda n: f"roles.exists(r, message.contains({' + '.join('r' * n)}))",
     "text in text": lambda n: f"{doubled('message', 1)}.contains({doubled('author', n)} + 'b')",
     "text in text in a loop": lambda n: f"{numbers(n)}.exists(x, message.contains(author + 'b'))",
     "to bytes and back": lambda n: f"{numbers(n)}.exists(x, string(bytes(message + string(x))) == '')",

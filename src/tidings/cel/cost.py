@@ -63,6 +63,8 @@ _NODE = 0.15
 _ROUND = 0.3
 _COMPARED_BYTE = 0.004  # of whatever is below: an element has 32 of them, and takes 0.1
 _READ_BYTE = 0.002
+_SEARCHED_BYTE = 0.0048
+_COMPARED_NEEDLE = 0.000_01  # for each byte of the text
 _PARSED_BYTE = 0.01
 _BUILT_BYTE = 0.0025  # memory that is used for the first time costs more than what is written to it
 _COPIED_ELEMENT = 0.05
@@ -212,9 +214,9 @@ def _compare(sizes: list[Size]) -> Priced:
 
 
 def _search(sizes: list[Size]) -> Priced:
-    """The library compares at each place, and a text that repeats itself makes it compare nearly all of what is looked for."""
+    """The library compares at each place where the first byte fits, and a text that repeats itself makes it compare nearly all."""
     text, wanted = sizes
-    return Price(text.text * (_READ_BYTE + wanted.text * 0.000_016)), NOTHING
+    return Price(text.text * (_SEARCHED_BYTE + _COMPARED_NEEDLE * wanted.text)), NOTHING
 
 
 def _member(sizes: list[Size]) -> Priced:
