@@ -21,6 +21,7 @@ from tidings.events.catalog import CatalogEvent
 MAX_CHARACTERS = 4096
 _REASON = 500
 """Characters of why an expression has no answer: of a key that a map does not have the library repeats all."""
+NO_MEMORY = "there was no memory left for this event; give the process more memory, or make the filter build less"
 _PLACE = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _UNKNOWN = re.compile(r"undeclared reference to '(.*?)' \(in container '.*?'\)")
 _END = re.compile(r".*mismatched input '<EOF>' expecting .*")
@@ -75,7 +76,7 @@ class Expression:
         try:
             value = self._compiled.eval(data=data).value()
         except MemoryError:
-            raise ExpressionFailed("there was no memory left for it") from None
+            raise ExpressionFailed(NO_MEMORY) from None
         except Exception as error:  # a text that is none, or whatever else comes out of the library
             raise ExpressionFailed(_plain(str(error))[:_REASON] or type(error).__name__) from None
         if not isinstance(value, bool):

@@ -157,6 +157,34 @@ def test_where_no_memory_is_left_there_is_no_answer_and_then_there_is_one_again(
     assert second == "False"
 
 
+_BATCH_WITHOUT_MEMORY = """
+import json
+import resource
+from pathlib import Path
+import pyarrow as pa
+from tidings.delivery import cel_batches
+
+def batch(*messages):
+    said = [json.dumps({"commitMeta": {"message": message}}) for message in messages]
+    rows = [{"catalog": text, "metadata": None, "filter": "message == 'x'", "rule": "7", "seq": n} for n, text in enumerate(said)]
+    return pa.RecordBatch.from_pylist(rows)
+
+cel_batches.matches(batch("y"), ())
+large = batch("x", "a" * 2**26)
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 3 * 2**25, hard))
+left, unanswered = cel_batches.matches(large, ())
+print(left.column("seq").to_pylist(), *unanswered)
+"""
+
+
+def test_an_event_that_no_memory_is_left_to_read_has_no_answer_and_the_others_of_its_batch_have() -> None:
+    done = subprocess.run([sys.executable, "-c", _BATCH_WITHOUT_MEMORY], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("[0] Unanswered(rule=7, times=1, "), done.stdout + done.stderr
+    assert "no memory left" in done.stdout
+
+
 def test_an_event_has_its_own_sizes() -> None:
     values = variables.of_event(commit()) | {"message": "\u00e9" * 40_000, "roles": ["r" * 200]}
     assert sizes.is_larger(values, ["message"])
