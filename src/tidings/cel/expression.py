@@ -86,6 +86,8 @@ class Expression:
     def _check_sizes(self, values: Mapping[str, variables.Value]) -> None:
         """That an event which is larger than any that the expression was priced for does not cost too much."""
         if sizes.is_larger(values, self.variables):
+            if (excess := sizes.excess(values, self.variables)) is not None:
+                raise ExpressionFailed(f"this event is too large: {excess}; name fewer variables, or make the event smaller")
             try:
                 price(self.tree, sizes.of_values(values, self.variables))
             except Overpriced as overpriced:

@@ -130,6 +130,35 @@ def test_an_event_beyond_the_largest_is_no_reason_to_cost_more() -> None:
             expression.evaluate(event | larger)
 
 
+@pytest.mark.parametrize(
+    ("variables_", "words"),
+    [
+        ({"message": "a" * (sizes.MAX_CHARACTERS + 1)}, "2,097,153 characters, and 2,097,152 are the most; "),
+        ({"message": "a" * sizes.MAX_CHARACTERS, "roles": ["r"]}, "2,097,153 characters"),
+        ({"roles": ["r" * 1000] * 2098}, "2,098,000 characters"),
+        ({"roles": ["r"] * 9_999, "contentKey": ["k", "l"]}, "10,001 elements, and 10,000 are the most; "),
+    ],
+)
+def test_an_event_beyond_all_bounds_has_no_answer_however_cheap_the_expression(variables_: dict[str, Any], words: str) -> None:
+    expression = Expression("message == 'x' || size(roles) == 0 || contentKey == []")
+    event = variables.of_event(commit()) | {"message": "", "roles": [], "contentKey": []} | variables_
+    with pytest.raises(ExpressionFailed, match=words):
+        expression.evaluate(event)
+    assert not Expression("type == 'x'").evaluate(event), "those that an expression does not name do not count"
+
+
+def test_the_largest_event_that_has_an_answer_is_as_cheap_as_was_said() -> None:
+    expression = Expression("message == 'x' || 'x' in roles")
+    for message, roles in (("\U0001f98a" * (sizes.MAX_CHARACTERS - 10_000), ["r"] * 10_000), ("", ["\u00e9" * 209] * 10_000)):
+        seconds = []
+        for _ in range(3):
+            began = time.thread_time()
+            assert not expression.evaluate({"message": message, "roles": roles})
+            seconds.append(time.thread_time() - began)
+        print(seconds)
+        assert 1000 * min(seconds) <= MOST_MILLISECONDS
+
+
 _WITHOUT_MEMORY = """
 import resource
 from pathlib import Path
