@@ -22,8 +22,8 @@ MAX_ROUNDS = 10_000
 """Of all loops together: the library's own limit."""
 
 
-class Overpriced(Exception):
-    """An expression costs too much, or nobody can say what it costs. Where, and why."""
+class CostLimitExceeded(Exception):
+    """An expression costs too much, or its cost is not known. Where, why, and what to do."""
 
     def __init__(self, at: Position, words: str) -> None:
         super().__init__(words)
@@ -50,9 +50,9 @@ class Price:
         return Price(self.microseconds * number, self.bytes * number, self.rounds * number)
 
 
-def price(tree: Node, sizes: Mapping[str, Size]) -> Price:
-    """Raises Overpriced, which names the first part that is too much by itself."""
-    return _Pricing(sizes).of(tree, {})[0]
+def price(tree: Node, sizes: Mapping[str, Size], event: str = "the largest event") -> Price:
+    """Raises CostLimitExceeded, which names the first part that is too much by itself. `event` is what it calls the event."""
+    return _Pricing(sizes, event).of(tree, {})[0]
 
 
 Priced = tuple[Price, Size]
@@ -88,12 +88,13 @@ _NUMBER = Size(40)
 
 
 class _Pricing:
-    def __init__(self, sizes: Mapping[str, Size]) -> None:
+    def __init__(self, sizes: Mapping[str, Size], event: str) -> None:
         self._sizes = sizes
+        self._event = event
 
     def of(self, node: Node, bound: Mapping[str, Size]) -> Priced:
         cost, size = self._of(node, bound)
-        _check(node.at, cost)
+        _check(node.at, cost, self._event)
         return cost, size
 
     def _of(self, node: Node, bound: Mapping[str, Size]) -> Priced:
@@ -121,7 +122,7 @@ class _Pricing:
             case Call():
                 return self._call(node, bound)
             case Other(what=what, at=at):
-                raise Overpriced(at, f"nobody can say what {what} costs; a filter needs none")
+                raise CostLimitExceeded(at, f"the cost of {what} is not known; use texts, lists, maps, numbers and booleans instead")
         raise AssertionError(node)
 
     def _all(self, nodes: tuple[Node, ...], bound: Mapping[str, Size]) -> tuple[Price, list[Size]]:
@@ -142,7 +143,7 @@ class _Pricing:
 
     def _match(self, text: Node, pattern: Node, bound: Mapping[str, Size]) -> Priced:
         if not isinstance(pattern, Constant) or not isinstance(pattern.value, str):
-            raise Overpriced(pattern.at, "nobody can say what a pattern costs that is no constant; write it as one text")
+            raise CostLimitExceeded(pattern.at, "the cost of a pattern that is no constant is not known; write it as one text, or use contains")
         below, size = self.of(text, bound)
         found = patterns.read(pattern.value)
         sets = found.sets(size.text)
@@ -162,25 +163,36 @@ class _Pricing:
             return if_ + (then | else_) + Price(_NODE), one | other
         below, sizes = self._all(node.operands, bound)
         if (known := _CALLS.get(node.function)) is None:
-            raise Overpriced(node.at, f"nobody can say what the function {node.function} costs")
+            raise CostLimitExceeded(node.at, f"the cost of the function {node.function} is not known; use one of CEL's operators, or contains, startsWith or matches")
         if node.function in _OF_ZONES and len(node.operands) > 1:
             _check_zone(node.operands[1])
         cost, size = known(sizes)
         return below + Price(_NODE) + cost, size
 
 
-def _check(at: Position, cost: Price) -> None:
-    for value, most, words in (
-        (cost.rounds, MAX_ROUNDS, f"goes round its loops {cost.rounds:,} times, and {MAX_ROUNDS:,} are"),
-        (cost.bytes, MAX_BYTES, f"builds {cost.bytes / 1024**2:,.1f} MiB, and {MAX_BYTES // 1024**2} are"),
+def _check(at: Position, cost: Price, event: str) -> None:
+    for value, most, words, advice in (
+        (
+            cost.rounds,
+            MAX_ROUNDS,
+            f"goes round its loops {cost.rounds:,} times, and {MAX_ROUNDS:,} are",
+            "nest fewer loops, or use `in` for the inner one",
+        ),
+        (
+            cost.bytes,
+            MAX_BYTES,
+            f"builds {cost.bytes / 1024**2:,.1f} MiB, and {MAX_BYTES // 1024**2} are",
+            "take what it builds out of the loop, or compare the parts instead",
+        ),
         (
             cost.microseconds,
             MAX_MICROSECONDS,
             f"takes {cost.microseconds / 1000:,.1f} ms, and {MAX_MICROSECONDS // 1000} are",
+            "take it out of the loop, repeat less in its pattern, or use a shorter variable",
         ),
     ):
         if value > most:
-            raise Overpriced(at, f"for the largest event this {words} the most")
+            raise CostLimitExceeded(at, f"for {event} this {words} the most; {advice}")
 
 
 def _list(sizes: list[Size]) -> Size:
@@ -202,7 +214,7 @@ _ZONE = re.compile(r"[+-]?\d\d:\d\d|[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){
 
 def _check_zone(zone: Node) -> None:
     if not isinstance(zone, Constant) or not isinstance(zone.value, str) or not _ZONE.fullmatch(zone.value):
-        raise Overpriced(zone.at, "a time zone must be a constant such as 'Europe/Berlin' or '+02:00'")
+        raise CostLimitExceeded(zone.at, "a time zone must be a constant such as 'Europe/Berlin' or '+02:00'")
 
 
 def _plain(_sizes: list[Size]) -> Priced:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from tidings.cel import sizes, variables
-from tidings.cel.cost import Overpriced, Price, price
+from tidings.cel.cost import CostLimitExceeded, Price, price
 from tidings.cel.tree import PREFIX, Call, Constant, Node, Position, Variable, position, read, walk
 from tidings.errors import ExpressionMistake
 from tidings.events.catalog import CatalogEvent
@@ -89,15 +89,15 @@ class Expression:
             if (excess := sizes.excess(values, self.variables)) is not None:
                 raise ExpressionFailed(f"this event is too large: {excess}; name fewer variables, or make the event smaller")
             try:
-                price(self.tree, sizes.of_values(values, self.variables))
-            except Overpriced as overpriced:
-                raise ExpressionFailed(f"this event is too large: {overpriced.words}") from None
+                price(self.tree, sizes.of_values(values, self.variables), "it")
+            except CostLimitExceeded as exceeded:
+                raise ExpressionFailed(f"this event is too large: {exceeded.words}") from None
 
     def _priced(self) -> Price:
         try:
             return price(self.tree, sizes.LARGEST)
-        except Overpriced as overpriced:
-            raise _mistake(self.text, overpriced.at, overpriced.words) from None
+        except CostLimitExceeded as exceeded:
+            raise _mistake(self.text, exceeded.at, exceeded.words) from None
 
     def _check_patterns(self) -> None:
         for node in walk(self.tree):

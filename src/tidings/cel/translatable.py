@@ -29,9 +29,9 @@ class Untranslatable(Exception):
 
 
 class Evaluation(NamedTuple):
-    """How an expression is evaluated: by Spark's columns, by CEL over batches, or never, for it is refused."""
+    """How an expression is evaluated: by Spark's columns, by CEL over batches, or never."""
 
-    by: Literal["columns", "batches", "nobody"]
+    by: Literal["columns", "batches", "refused"]
     because: str | None = None
 
 
@@ -40,7 +40,7 @@ def evaluation(text: str) -> Evaluation:
     try:
         tree = parse(text)
     except ExpressionMistake as mistake:  # it was registered by a version that took it
-        return Evaluation("nobody", mistake.summary)
+        return Evaluation("refused", mistake.summary)
     try:
         _check_size(tree)
         _check(tree)

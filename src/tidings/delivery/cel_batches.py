@@ -75,4 +75,4 @@ def _expression(text: str) -> Expression | str:
         return Expression(text)
     except ExpressionMistake as mistake:  # it was right when it was registered, by another version of the library or of ours
         log.error("a filter that was registered is refused now, and matches nothing: %s", mistake)
-        return f"it is refused now: {mistake.summary}"
+        return f"this filter is refused now; register another one: {mistake.summary}"
