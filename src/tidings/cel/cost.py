@@ -122,7 +122,7 @@ class _Pricing:
             case Call():
                 return self._call(node, bound)
             case Other(what=what, at=at):
-                raise CostLimitExceeded(at, f"the cost of {what} is not known; use texts, lists, maps, numbers and booleans instead")
+                raise CostLimitExceeded(at, f"the cost of {what} is not known; use texts, numbers, lists or maps instead")
         raise AssertionError(node)
 
     def _all(self, nodes: tuple[Node, ...], bound: Mapping[str, Size]) -> tuple[Price, list[Size]]:
@@ -143,15 +143,13 @@ class _Pricing:
 
     def _match(self, text: Node, pattern: Node, bound: Mapping[str, Size]) -> Priced:
         if not isinstance(pattern, Constant) or not isinstance(pattern.value, str):
-            raise CostLimitExceeded(pattern.at, "the cost of a pattern that is no constant is not known; write it as one text, or use contains")
+            words = "the cost of a pattern that is no constant is not known; write it as one text, or use contains"
+            raise CostLimitExceeded(pattern.at, words)
         below, size = self.of(text, bound)
         found = patterns.read(pattern.value)
         sets = found.sets(size.text)
         microseconds = (
-            _PATTERN
-            + _INSTRUCTION * found.instructions
-            + (_SET + _SET_STEP * found.steps) * sets
-            + _PARSED_BYTE * size.text
+            _PATTERN + _INSTRUCTION * found.instructions + (_SET + _SET_STEP * found.steps) * sets + _PARSED_BYTE * size.text
         )
         if sets * (_KEPT_SET + _KEPT_STEP * found.steps) > _KEPT:
             microseconds += (_NFA_BYTE + _NFA_STEP * found.steps) * size.text
@@ -163,7 +161,8 @@ class _Pricing:
             return if_ + (then | else_) + Price(_NODE), one | other
         below, sizes = self._all(node.operands, bound)
         if (known := _CALLS.get(node.function)) is None:
-            raise CostLimitExceeded(node.at, f"the cost of the function {node.function} is not known; use one of CEL's operators, or contains, startsWith or matches")
+            words = f"the cost of the function {node.function} is not known; use an operator, contains, startsWith or matches"
+            raise CostLimitExceeded(node.at, words)
         if node.function in _OF_ZONES and len(node.operands) > 1:
             _check_zone(node.operands[1])
         cost, size = known(sizes)
@@ -182,7 +181,7 @@ def _check(at: Position, cost: Price, event: str) -> None:
             cost.bytes,
             MAX_BYTES,
             f"builds {cost.bytes / 1024**2:,.1f} MiB, and {MAX_BYTES // 1024**2} are",
-            "take what it builds out of the loop, or compare the parts instead",
+            "build less, outside of loops",
         ),
         (
             cost.microseconds,
@@ -226,7 +225,7 @@ def _compare(sizes: list[Size]) -> Priced:
 
 
 def _search(sizes: list[Size]) -> Priced:
-    """The library compares at each place where the first byte fits, and a text that repeats itself makes it compare nearly all."""
+    """The library compares where the first byte fits, and a text that repeats itself makes it compare nearly all."""
     text, wanted = sizes
     return Price(text.text * (_SEARCHED_BYTE + _COMPARED_NEEDLE * wanted.text)), NOTHING
 

@@ -21,8 +21,8 @@ from functools import lru_cache
 class Pattern:
     """`positions` are characters that it waits for, `choices` are what makes sets of them many.
 
-    `instructions` is what RE2 compiles, `steps` is what it walks at most to get from one set to the next: the positions, and what
-    takes no character (ends of groups, alternatives, loops, assertions).
+    `instructions` is what RE2 compiles. `steps` is what it walks at most to get from one set to the next: the positions,
+    and what takes no character (ends of groups, alternatives, loops, assertions).
     """
 
     positions: int = 0

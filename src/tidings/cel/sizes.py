@@ -104,7 +104,8 @@ def excess(values: Mapping[str, Value], names: Iterable[str]) -> str | None:
     lists = [value for value in named if not isinstance(value, str)]
     if (elements := sum(map(len, lists))) > MAX_ELEMENTS:
         return f"its variables have {elements:,} elements, and {MAX_ELEMENTS:,} are the most"
-    characters = sum(len(value) for value in named if isinstance(value, str)) + sum(len(each) for value in lists for each in value)
+    texts = [value for value in named if isinstance(value, str)]
+    characters = sum(map(len, texts)) + sum(len(each) for value in lists for each in value)
     if characters > MAX_CHARACTERS:
         return f"its variables have {characters:,} characters, and {MAX_CHARACTERS:,} are the most"
     return None

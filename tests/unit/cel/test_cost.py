@@ -70,17 +70,22 @@ def test_the_audit_s_expressions_are_among_them() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "words"),
     [
-        (FOUND[177], 1, 81, r"builds 47\.\d MiB, and 8 are the most; take what it builds out of the loop"),
+        (FOUND[177], 1, 81, r"builds 47\.\d MiB, and 8 are the most; build less, outside of loops"),
         (
             "true &&\n  roles.all(a, roles.all(b, roles.all(c, a == b)))",
             2,
             12,
             "goes round its loops 266,304 times, and 10,000 are the most; nest fewer loops",
         ),
-        ("message.matches('[ab]*a[ab]{100}c')", 1, 16, r"takes [0-9.]+ ms, and 25 are the most; take it out of the loop, repeat less"),
+        ("message.matches('[ab]*a[ab]{100}c')", 1, 16, r"takes [0-9.]+ ms, and 25 are the most; take it out of the loop"),
         ("type == 'a' || message.matches(author)", 1, 32, "a pattern that is no constant .*; write it as one text"),
         ("timestamp(0).getHours('/dev/stdin') == 1", 1, 23, "a time zone must be a constant"),
-        ("google.protobuf.StringValue{value: message} == 'a'", 1, 1, "a message of type google.protobuf.StringValue is not known; use texts"),
+        (
+            "google.protobuf.StringValue{value: message} == 'a'",
+            1,
+            1,
+            "a message of type google.protobuf.StringValue is not known",
+        ),
         ("google.protobuf.NullValue.NULL_VALUE == 0", 1, 26, "the cost of .* is not known; use texts"),
     ],
 )
@@ -195,8 +200,8 @@ from tidings.delivery import cel_batches
 
 def batch(*messages):
     said = [json.dumps({"commitMeta": {"message": message}}) for message in messages]
-    rows = [{"catalog": text, "metadata": None, "filter": "message == 'x'", "rule": "7", "seq": n} for n, text in enumerate(said)]
-    return pa.RecordBatch.from_pylist(rows)
+    wanted = {"metadata": None, "filter": "message == 'x'", "rule": "7"}
+    return pa.RecordBatch.from_pylist([wanted | {"catalog": text, "seq": n} for n, text in enumerate(said)])
 
 cel_batches.matches(batch("y"), ())
 large = batch("x", "a" * 2**26)
@@ -250,7 +255,7 @@ def test_what_a_pattern_is_made_of(pattern: str, positions: int, choices: int) -
 
 @pytest.mark.parametrize(
     ("pattern", "steps"),
-    [("abc", 3), ("a()c", 4), ("(?:a)", 3), ("((a))", 5), ("(){9}", 27), ("(?:()a){2}", 12), ("a|b", 3), ("a*", 2), (r"\bz", 2)],
+    [("abc", 3), ("a()c", 4), ("(?:a)", 3), ("((a))", 5), ("(){9}", 27), ("(?:()a){2}", 12), ("a|b", 3), ("a*", 2)],
 )
 def test_what_takes_no_character_is_counted_too(pattern: str, steps: int) -> None:
     assert patterns.read(pattern).steps == steps
@@ -287,6 +292,7 @@ def _pattern(dice: random.Random, depth: int) -> str:
             atom = f"{opened}{_pattern(dice, depth - 1)}{')' * opened.count('(')}"
         elif dice.random() < 0.15:
             atom = dice.choice(["()", "(?:)", "(|a)", r"\b", "(^)", "(?:()|a)"]) * dice.choice([1, 3, 30])
-        return atom + dice.choice(["", "", "", "*", "+", "?", f"{{{dice.randint(1, 20)}}}", f"{{0,{dice.randint(1, 9)}}}", "{60}"])
+        counted = [f"{{{dice.randint(1, 20)}}}", f"{{0,{dice.randint(1, 9)}}}", "{60}"]
+        return atom + dice.choice(["", "", "", "*", "+", "?", *counted])
 
     return "|".join("".join(piece() for _ in range(dice.randint(1, 4))) for _ in range(dice.choice([1, 1, 2])))
