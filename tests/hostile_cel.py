@@ -73,6 +73,8 @@ _FAMILIES: dict[str, Callable[[int], str]] = {
     "a long list": lambda n: f"{numbers(30 * n)}.map(x, x).size() == 0",
     "a long list twice": lambda n: f"{numbers(12 * n)}.filter(x, true).map(x, message).exists(m, m == '')",
     "a long needle": lambda n: f"message.contains('{'a' * (100 * n)}b')",
+    "a short needle": lambda n: f"roles.exists(r, message.contains('{'a' * n}b') || message.contains('b{'a' * n}'))",
+    "a needle in a loop": lambda n: f"roles.exists(r, message.contains({' + '.join('r' * n)}))",
     "text in text": lambda n: f"{doubled('message', 1)}.contains({doubled('author', n)} + 'b')",
     "text in text in a loop": lambda n: f"{numbers(n)}.exists(x, message.contains(author + 'b'))",
     "to bytes and back": lambda n: f"{numbers(n)}.exists(x, string(bytes(message + string(x))) == '')",
@@ -81,6 +83,9 @@ _FAMILIES: dict[str, Callable[[int], str]] = {
     "alternatives": lambda n: f"message.matches('(a|b|ab|ba|aa){{{10 * n}}}z')",
     "letters of any language": lambda n: f"message.matches({quoted(LETTERS * n)})",
     "letters in any case": lambda n: f"contentName.matches('(?i)\\\\pL{{{n}}}')",
+    "a repetition of empty groups": lambda n: f"message.matches('[ab]*a(?:{'()' * 10 * n}[ab]){{6}}c')",
+    "empty groups": lambda n: f"message.matches('[ab]*a(){{{30 * n}}}[ab]{{{n // 2}}}c')",
+    "nested groups": lambda n: f"message.matches('[ab]*a(?:{'(' * 4 * n}[ab]{')' * 4 * n}){{{n // 2}}}c')",
     "a pattern in a loop": lambda n: f"contentKey.exists(k, k.matches('(a|b)*{'[a-f]' * n}'))",
     "a long pattern": lambda n: f"message.matches('{'(a?b+)*' * n}')",
     "a pattern of all characters": lambda n: f"roles.exists(r, r.matches('.{{{10 * n}}}'))",
@@ -119,6 +124,10 @@ REFUSED = [
     f"message.matches({quoted(LETTERS * 400)})",
     "message.matches('((a{0,1000}b){0,1000}c){0,1000}')",
     "message.matches('[ab]*a[ab]{1000}c')",
+    f"message.matches('[ab]*a(?:{'()' * 1500}[ab]){{6}}c')",
+    f"message.matches('[ab]*a(?:{'()' * 300}[ab]){{8}}c')",
+    f"message.matches('[ab]*a(?:{'(' * 100}[ab]{')' * 100}){{9}}c')",
+    "message.matches('[ab]*a(){900}[ab]{9}c')",
 ]
 
 

@@ -191,7 +191,7 @@ def test_the_owner_sees_that_a_filter_has_no_answer_and_a_hostile_one_is_refused
     assert found["fails"]["unanswered"]["times"] == found["planted"]["unanswered"]["times"] == 1
     assert "ndex" in found["fails"]["unanswered"]["reason"]
     assert "MiB, and 8 are the most" in found["planted"]["unanswered"]["reason"]
-    assert (found["fails"]["evaluated"], found["planted"]["evaluated"]) == ("batches", "nobody")
+    assert (found["fails"]["evaluated"], found["planted"]["evaluated"]) == ("batches", "refused")
     assert "unanswered" not in found["answers"]
 
     listed = {each["name"]: each for each in json.loads(catalog(stack, "subscriptions", "--json"))}

@@ -112,7 +112,7 @@ def test_filters_that_were_registered_without_a_price_end_no_worker_and_their_ow
         planted = listed[f"planted-{length}"]
         assert planted["unanswered"]["times"] == EVENTS
         assert "MiB, and 8 are the most" in planted["unanswered"]["reason"]
-        assert planted["evaluated"] == "nobody"
+        assert planted["evaluated"] == "refused"
         assert "MiB, and 8 are the most" in planted["because"]
 
     place.write(EVENTS)

@@ -22,8 +22,8 @@ MAX_ROUNDS = 10_000
 """Of all loops together: the library's own limit."""
 
 
-class Overpriced(Exception):
-    """An expression costs too much, or nobody can say what it costs. Where, and why."""
+class CostLimitExceeded(Exception):
+    """An expression costs too much, or its cost is not known. Where, why, and what to do."""
 
     def __init__(self, at: Position, words: str) -> None:
         super().__init__(words)
@@ -50,9 +50,9 @@ class Price:
         return Price(self.microseconds * number, self.bytes * number, self.rounds * number)
 
 
-def price(tree: Node, sizes: Mapping[str, Size]) -> Price:
-    """Raises Overpriced, which names the first part that is too much by itself."""
-    return _Pricing(sizes).of(tree, {})[0]
+def price(tree: Node, sizes: Mapping[str, Size], event: str = "the largest event") -> Price:
+    """Raises CostLimitExceeded, which names the first part that is too much by itself. `event` is what it calls the event."""
+    return _Pricing(sizes, event).of(tree, {})[0]
 
 
 Priced = tuple[Price, Size]
@@ -63,29 +63,38 @@ _NODE = 0.15
 _ROUND = 0.3
 _COMPARED_BYTE = 0.004  # of whatever is below: an element has 32 of them, and takes 0.1
 _READ_BYTE = 0.002
+_SEARCHED_BYTE = 0.0048
+_COMPARED_NEEDLE = 0.000_01  # for each byte of the text
 _PARSED_BYTE = 0.01
 _BUILT_BYTE = 0.0025  # memory that is used for the first time costs more than what is written to it
 _COPIED_ELEMENT = 0.05
 _ENTRY = 0.3
 _SET = 0.35
-_SET_POSITION = 0.009
+_SET_STEP = 0.016
+_NFA_BYTE = 0.2
+_NFA_STEP = 0.006  # of each byte of the text, once RE2 has stopped keeping sets
 _INSTRUCTION = 1.0
 _PATTERN = 2.0
 
 _ENTRY_BYTES = 100
 _INSTRUCTION_BYTES = 256
 _SET_BYTES = 64
+_KEPT_SET = 100
+_KEPT_STEP = 4
+_KEPT = 2_000_000
+"""Bytes of sets that RE2 keeps at least."""
 _NUMBER = Size(40)
 """Of a number, a moment or a duration as text."""
 
 
 class _Pricing:
-    def __init__(self, sizes: Mapping[str, Size]) -> None:
+    def __init__(self, sizes: Mapping[str, Size], event: str) -> None:
         self._sizes = sizes
+        self._event = event
 
     def of(self, node: Node, bound: Mapping[str, Size]) -> Priced:
         cost, size = self._of(node, bound)
-        _check(node.at, cost)
+        _check(node.at, cost, self._event)
         return cost, size
 
     def _of(self, node: Node, bound: Mapping[str, Size]) -> Priced:
@@ -113,7 +122,7 @@ class _Pricing:
             case Call():
                 return self._call(node, bound)
             case Other(what=what, at=at):
-                raise Overpriced(at, f"nobody can say what {what} costs; a filter needs none")
+                raise CostLimitExceeded(at, f"the cost of {what} is not known; use texts, numbers, lists or maps instead")
         raise AssertionError(node)
 
     def _all(self, nodes: tuple[Node, ...], bound: Mapping[str, Size]) -> tuple[Price, list[Size]]:
@@ -134,16 +143,16 @@ class _Pricing:
 
     def _match(self, text: Node, pattern: Node, bound: Mapping[str, Size]) -> Priced:
         if not isinstance(pattern, Constant) or not isinstance(pattern.value, str):
-            raise Overpriced(pattern.at, "nobody can say what a pattern costs that is no constant; write it as one text")
+            words = "the cost of a pattern that is no constant is not known; write it as one text, or use contains"
+            raise CostLimitExceeded(pattern.at, words)
         below, size = self.of(text, bound)
         found = patterns.read(pattern.value)
         sets = found.sets(size.text)
         microseconds = (
-            _PATTERN
-            + _INSTRUCTION * found.instructions
-            + (_SET + _SET_POSITION * found.positions) * sets
-            + _PARSED_BYTE * size.text
+            _PATTERN + _INSTRUCTION * found.instructions + (_SET + _SET_STEP * found.steps) * sets + _PARSED_BYTE * size.text
         )
+        if sets * (_KEPT_SET + _KEPT_STEP * found.steps) > _KEPT:
+            microseconds += (_NFA_BYTE + _NFA_STEP * found.steps) * size.text
         return below + Price(microseconds, _INSTRUCTION_BYTES * found.instructions + _SET_BYTES * sets), NOTHING
 
     def _call(self, node: Call, bound: Mapping[str, Size]) -> Priced:
@@ -152,25 +161,37 @@ class _Pricing:
             return if_ + (then | else_) + Price(_NODE), one | other
         below, sizes = self._all(node.operands, bound)
         if (known := _CALLS.get(node.function)) is None:
-            raise Overpriced(node.at, f"nobody can say what the function {node.function} costs")
+            words = f"the cost of the function {node.function} is not known; use an operator, contains, startsWith or matches"
+            raise CostLimitExceeded(node.at, words)
         if node.function in _OF_ZONES and len(node.operands) > 1:
             _check_zone(node.operands[1])
         cost, size = known(sizes)
         return below + Price(_NODE) + cost, size
 
 
-def _check(at: Position, cost: Price) -> None:
-    for value, most, words in (
-        (cost.rounds, MAX_ROUNDS, f"goes round its loops {cost.rounds:,} times, and {MAX_ROUNDS:,} are"),
-        (cost.bytes, MAX_BYTES, f"builds {cost.bytes / 1024**2:,.1f} MiB, and {MAX_BYTES // 1024**2} are"),
+def _check(at: Position, cost: Price, event: str) -> None:
+    for value, most, words, advice in (
+        (
+            cost.rounds,
+            MAX_ROUNDS,
+            f"goes round its loops {cost.rounds:,} times, and {MAX_ROUNDS:,} are",
+            "nest fewer loops, or use `in` for the inner one",
+        ),
+        (
+            cost.bytes,
+            MAX_BYTES,
+            f"builds {cost.bytes / 1024**2:,.1f} MiB, and {MAX_BYTES // 1024**2} are",
+            "build less, outside of loops",
+        ),
         (
             cost.microseconds,
             MAX_MICROSECONDS,
             f"takes {cost.microseconds / 1000:,.1f} ms, and {MAX_MICROSECONDS // 1000} are",
+            "take it out of the loop, repeat less in its pattern, or use a shorter variable",
         ),
     ):
         if value > most:
-            raise Overpriced(at, f"for the largest event this {words} the most")
+            raise CostLimitExceeded(at, f"for {event} this {words} the most; {advice}")
 
 
 def _list(sizes: list[Size]) -> Size:
@@ -192,7 +213,7 @@ _ZONE = re.compile(r"[+-]?\d\d:\d\d|[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){
 
 def _check_zone(zone: Node) -> None:
     if not isinstance(zone, Constant) or not isinstance(zone.value, str) or not _ZONE.fullmatch(zone.value):
-        raise Overpriced(zone.at, "a time zone must be a constant such as 'Europe/Berlin' or '+02:00'")
+        raise CostLimitExceeded(zone.at, "a time zone must be a constant such as 'Europe/Berlin' or '+02:00'")
 
 
 def _plain(_sizes: list[Size]) -> Priced:
@@ -204,9 +225,9 @@ def _compare(sizes: list[Size]) -> Priced:
 
 
 def _search(sizes: list[Size]) -> Priced:
-    """The library compares at each place, and a text that repeats itself makes it compare nearly all of what is looked for."""
+    """The library compares where the first byte fits, and a text that repeats itself makes it compare nearly all."""
     text, wanted = sizes
-    return Price(text.text * (_READ_BYTE + wanted.text * 0.000_016)), NOTHING
+    return Price(text.text * (_SEARCHED_BYTE + _COMPARED_NEEDLE * wanted.text)), NOTHING
 
 
 def _member(sizes: list[Size]) -> Priced:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from tidings.cel import sizes, variables
-from tidings.cel.cost import Overpriced, Price, price
+from tidings.cel.cost import CostLimitExceeded, Price, price
 from tidings.cel.tree import PREFIX, Call, Constant, Node, Position, Variable, position, read, walk
 from tidings.errors import ExpressionMistake
 from tidings.events.catalog import CatalogEvent
@@ -21,6 +21,7 @@ from tidings.events.catalog import CatalogEvent
 MAX_CHARACTERS = 4096
 _REASON = 500
 """Characters of why an expression has no answer: of a key that a map does not have the library repeats all."""
+NO_MEMORY = "there was no memory left for this event; give the process more memory, or make the filter build less"
 _PLACE = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _UNKNOWN = re.compile(r"undeclared reference to '(.*?)' \(in container '.*?'\)")
 _END = re.compile(r".*mismatched input '<EOF>' expecting .*")
@@ -75,7 +76,7 @@ class Expression:
         try:
             value = self._compiled.eval(data=data).value()
         except MemoryError:
-            raise ExpressionFailed("there was no memory left for it") from None
+            raise ExpressionFailed(NO_MEMORY) from None
         except Exception as error:  # a text that is none, or whatever else comes out of the library
             raise ExpressionFailed(_plain(str(error))[:_REASON] or type(error).__name__) from None
         if not isinstance(value, bool):
@@ -85,16 +86,18 @@ class Expression:
     def _check_sizes(self, values: Mapping[str, variables.Value]) -> None:
         """That an event which is larger than any that the expression was priced for does not cost too much."""
         if sizes.is_larger(values, self.variables):
+            if (excess := sizes.excess(values, self.variables)) is not None:
+                raise ExpressionFailed(f"this event is too large: {excess}; name fewer variables, or make the event smaller")
             try:
-                price(self.tree, sizes.of_values(values, self.variables))
-            except Overpriced as overpriced:
-                raise ExpressionFailed(f"this event is too large: {overpriced.words}") from None
+                price(self.tree, sizes.of_values(values, self.variables), "it")
+            except CostLimitExceeded as exceeded:
+                raise ExpressionFailed(f"this event is too large: {exceeded.words}") from None
 
     def _priced(self) -> Price:
         try:
             return price(self.tree, sizes.LARGEST)
-        except Overpriced as overpriced:
-            raise _mistake(self.text, overpriced.at, overpriced.words) from None
+        except CostLimitExceeded as exceeded:
+            raise _mistake(self.text, exceeded.at, exceeded.words) from None
 
     def _check_patterns(self) -> None:
         for node in walk(self.tree):

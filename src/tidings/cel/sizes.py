@@ -2,7 +2,8 @@
 
 An expression is priced for the largest event that the catalog's API lets in (`catalog/model.py`). A larger one is priced again
 with its own sizes before it is evaluated: a message of 65,536 characters may have four times as many bytes, and nobody limits
-how many roles a key has.
+how many roles a key has. One that is beyond `MAX_CHARACTERS` or `MAX_ELEMENTS` is not evaluated at all, for the library copies
+each variable, however cheap the expression.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from tidings.cel.variables import Value
 
 ELEMENT = 32
 """Bytes of an element in a list, besides what it holds."""
+
+MAX_CHARACTERS = 2 * 1024 * 1024
+MAX_ELEMENTS = 10_000
+"""Of all variables of an event that an expression names, together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,19 @@ def _exceeds(value: Value, size: Size) -> bool:
 
 def _is_longer(text: str, most: int) -> bool:
     return len(text) > most or (4 * len(text) > most and not text.isascii() and _bytes(text) > most)
+
+
+def excess(values: Mapping[str, Value], names: Iterable[str]) -> str | None:
+    """What these variables have more of than is ever evaluated; None if they do not."""
+    named = [values[name] for name in names]
+    lists = [value for value in named if not isinstance(value, str)]
+    if (elements := sum(map(len, lists))) > MAX_ELEMENTS:
+        return f"its variables have {elements:,} elements, and {MAX_ELEMENTS:,} are the most"
+    texts = [value for value in named if isinstance(value, str)]
+    characters = sum(map(len, texts)) + sum(len(each) for value in lists for each in value)
+    if characters > MAX_CHARACTERS:
+        return f"its variables have {characters:,} characters, and {MAX_CHARACTERS:,} are the most"
+    return None
 
 
 def of_values(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Size]:

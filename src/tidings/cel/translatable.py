@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 from tidings.cel.expression import parse
-from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable, walk
+from tidings.cel.tree import Call, Constant, Items, Macro, Node, Variable, children, walk
 from tidings.errors import ExpressionMistake
 
 _COMPARED = ("==", "!=", "<", "<=", ">", ">=")
 _ASKED = ("startsWith", "endsWith", "contains")
 _KINDS = ("bool", "int", "string", "list")
 _SMALL = 2**31
-_MOST_NODES = 200
+_MOST_PARTS = 200
 """A larger plan costs everybody's rounds."""
+_MOST_PARSES = 40
+"""Of the event's JSON, which Spark parses once for each reference: 0.3 ms each for the largest message."""
+_NOT_PARSED = ("type", "repository", "reference", "fullReference", "referenceType", "createdBy")
+"""Variables that are columns of a change. The others are in its JSON."""
+_PARSES = {"contentNamespace": 2}
+"""Of a reference, where it is not one: its column names the JSON more than once."""
 
 
 class Untranslatable(Exception):
@@ -23,9 +29,9 @@ class Untranslatable(Exception):
 
 
 class Evaluation(NamedTuple):
-    """How an expression is evaluated: by Spark's columns, by CEL over batches, or never, for it is refused."""
+    """How an expression is evaluated: by Spark's columns, by CEL over batches, or never."""
 
-    by: Literal["columns", "batches", "nobody"]
+    by: Literal["columns", "batches", "refused"]
     because: str | None = None
 
 
@@ -34,10 +40,9 @@ def evaluation(text: str) -> Evaluation:
     try:
         tree = parse(text)
     except ExpressionMistake as mistake:  # it was registered by a version that took it
-        return Evaluation("nobody", mistake.summary)
+        return Evaluation("refused", mistake.summary)
     try:
-        if sum(1 for _ in walk(tree)) > _MOST_NODES:
-            raise Untranslatable(f"more than {_MOST_NODES} parts")
+        _check_size(tree)
         _check(tree)
     except Untranslatable as reason:
         return Evaluation("batches", str(reason))
@@ -47,6 +52,33 @@ def evaluation(text: str) -> Evaluation:
 def why_not(text: str) -> str | None:
     """Why an expression cannot be columns; None if it can."""
     return evaluation(text).because
+
+
+class _Plan(NamedTuple):
+    """How large the columns of an expression are: their parts, and how often they parse the event's JSON."""
+
+    parts: int
+    parses: int
+
+
+def _check_size(tree: Node) -> None:
+    plan = _plan(tree)
+    if plan.parts > _MOST_PARTS:
+        raise Untranslatable(f"more than {_MOST_PARTS} parts")
+    if plan.parses > _MOST_PARSES:
+        raise Untranslatable(f"more than {_MOST_PARSES} references to variables that are in the event's JSON")
+
+
+def _plan(node: Node) -> _Plan:
+    below = [_plan(each) for each in children(node)]
+    if isinstance(node, Call) and node.function == "?:":  # its condition is there twice: for true and for false
+        below.append(below[0])
+    parses = _PARSES.get(node.name, 1) if _is_parsed(node) else 0
+    return _Plan(1 + sum(each.parts for each in below), parses + sum(each.parses for each in below))
+
+
+def _is_parsed(node: Node) -> TypeGuard[Variable]:
+    return isinstance(node, Variable) and not node.bound and node.name not in _NOT_PARSED
 
 
 def _check(node: Node) -> None:
@@ -69,6 +101,8 @@ def _check(node: Node) -> None:
                 raise Untranslatable(f"the macro {name}")
             if not isinstance(over, Variable) or over.bound or any(isinstance(each, Macro) for each in walk(condition)):
                 raise Untranslatable("a macro in a macro, or over something else than a variable")
+            if (parsed := next(filter(_is_parsed, walk(condition)), None)) is not None:
+                raise Untranslatable(f"a macro whose condition names {parsed.name}, which Spark would parse for each element")
             _check(condition)
         case Call(function=function, operands=operands):
             _check_call(function, operands)

@@ -154,20 +154,24 @@ def read(serialized: bytes, text: str) -> Node:
 def walk(node: Node) -> Iterator[Node]:
     """The node and all below it."""
     yield node
-    below: tuple[Node | None, ...] = ()
-    if isinstance(node, Call):
-        below = node.operands
-    elif isinstance(node, Items):
-        below = node.elements
-    elif isinstance(node, Macro):
-        below = (node.over, node.condition, node.element)
-    elif isinstance(node, Entries):
-        below = (*node.keys, *node.values)
-    elif isinstance(node, Field):
-        below = (node.over,)
-    for each in below:
-        if each is not None:
-            yield from walk(each)
+    for each in children(node):
+        yield from walk(each)
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """Those that are directly below it."""
+    match node:
+        case Call():
+            return node.operands
+        case Items():
+            return node.elements
+        case Macro():
+            return tuple(each for each in (node.over, node.condition, node.element) if each is not None)
+        case Entries():
+            return (*node.keys, *node.values)
+        case Field():
+            return (node.over,)
+    return ()
 
 
 class _Reader:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidings.cel import variables
-from tidings.cel.expression import Expression, ExpressionFailed
+from tidings.cel.expression import NO_MEMORY, Expression, ExpressionFailed
 from tidings.delivery.unanswered import Unanswered
 from tidings.errors import ExpressionMistake
 
@@ -58,11 +58,14 @@ def _counted(batch: pa.RecordBatch, failed: dict[int, str]) -> list[Unanswered]:
 
 def _wants(text: str, said: str | None, roles: str | None) -> bool:
     """Raises ExpressionFailed where an expression has no answer."""
-    expression = _expression(text)
-    if isinstance(expression, str):
-        raise ExpressionFailed(expression)
-    values = variables.of_json(json.loads(said or "{}"), json.loads(roles or "[]"), expression.variables)
-    return expression.evaluate(values)
+    try:
+        expression = _expression(text)
+        if isinstance(expression, str):
+            raise ExpressionFailed(expression)
+        values = variables.of_json(json.loads(said or "{}"), json.loads(roles or "[]"), expression.variables)
+        return expression.evaluate(values)
+    except MemoryError:  # of one event; it must not end the task, which has others
+        raise ExpressionFailed(NO_MEMORY) from None
 
 
 @lru_cache(maxsize=1000)
@@ -72,4 +75,4 @@ def _expression(text: str) -> Expression | str:
         return Expression(text)
     except ExpressionMistake as mistake:  # it was right when it was registered, by another version of the library or of ours
         log.error("a filter that was registered is refused now, and matches nothing: %s", mistake)
-        return f"it is refused now: {mistake.summary}"
+        return f"this filter is refused now; register another one: {mistake.summary}"
