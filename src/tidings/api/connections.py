@@ -8,6 +8,7 @@ that was judged. Linux only; elsewhere there is no thread.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tidings.api.limits import Client, UnderWay, network, plain
@@ -32,6 +34,8 @@ _SHARE = 10
 _HURRIED_SECONDS, _HURRIED_SHARE = 0.05, 2
 """While connections are over a limit: new clients wait behind them until the server accepts them."""
 _WARN_SECONDS = 60.0
+_TRIM_SECONDS, _TRIMMED_FOR_SECONDS = 5.0, 60.0
+"""After connections were closed, what their answers held goes back to the system: the C library keeps it for the next ones."""
 _INFO_BYTES = 232
 _LAST_RECEIVED = 52
 _ACKED = 120
@@ -165,19 +169,29 @@ def watch(port: int, under_way: UnderWay) -> None:
 
 
 def _watch(connections: Connections) -> None:
-    warned, closed = 0.0, 0
+    warned, closed, trimmed, trim_until = 0.0, 0, 0.0, 0.0
     while True:
-        started, over = time.monotonic(), False
+        started, over, before = time.monotonic(), False, connections.closed
         try:
             over = connections.look(started)
         except Exception:  # without this thread there would be no limits
             _log.exception("connections cannot be looked at")
+        if connections.closed > before:
+            trim_until = started + _TRIMMED_FOR_SECONDS
+        if trimmed + _TRIM_SECONDS < started < trim_until:
+            _trim()
+            trimmed = started
         if connections.closed > closed and started > warned:
             words = "%d connections were over a limit and were closed; %d are open"
             _log.warning(words, connections.closed - closed, connections.open)
             warned, closed = started + _WARN_SECONDS, connections.closed
         least, share = (_HURRIED_SECONDS, _HURRIED_SHARE) if over else (_PAUSE_SECONDS, _SHARE)
         time.sleep(max(least, share * (time.monotonic() - started)))
+
+
+def _trim() -> None:
+    with suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _duplicate(descriptor: int, inode: int) -> socket.socket:
