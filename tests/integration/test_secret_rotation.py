@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -123,7 +124,11 @@ def files_of(postgres: Postgres, database_url: str) -> bytes:
         connection.execute("checkpoint")
         row = connection.execute("select oid from pg_database where datname = current_database()").fetchone()
     assert row is not None
-    return b"".join(file.read_bytes() for file in (postgres.data / "base" / str(row[0])).iterdir())
+    contents = []
+    for file in (postgres.data / "base" / str(row[0])).iterdir():
+        with suppress(FileNotFoundError):  # PostgreSQL removes and writes pg_internal.init whenever the catalog changes
+            contents.append(file.read_bytes())
+    return b"".join(contents)
 
 
 def test_a_migration_that_was_killed_leaves_nothing_in_clear_when_the_next_has_ended(postgres: Postgres, older: str) -> None:
