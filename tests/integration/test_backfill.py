@@ -171,6 +171,25 @@ def test_who_is_writing_while_the_rule_comes_is_waited_for_and_told_of(db: psyco
     assert overview.lanes(db)[1]["error"] is None
 
 
+def test_a_delete_marker_that_is_written_while_the_rule_comes_keeps_its_place(
+    db: psycopg.Connection, writer: writers.Writer
+) -> None:
+    set_versioning(writer, "enabled")
+    writer.put("key")
+    served = Served(db, writer.url)
+    rule = writer.run(AsyncConnection.connect(writer.url))
+    writer.run(fetched(rule, "select"))  # from here on there is a transaction to hold
+    writer.run(table.replace(rule, writer.project, writer.bucket, [ALL, NEW], backfill=Backfill("new", versions=True)))
+    writer.put("key")
+    writer.delete("key")
+    writer.run(rule.commit())
+    writer.run(rule.close())
+    told = served.all()
+    assert [row["event"].partition(":")[2] for row in told] == ["Put", "Put", "DeleteMarkerCreated"]
+    assert [row["seq"] for row in told] == sorted(row["seq"] for row in told)
+    check(db, told, versions=True)
+
+
 @contextmanager
 def beside(work: Any) -> Iterator[None]:
     with ThreadPoolExecutor(1) as threads:

@@ -19,6 +19,7 @@ from tidings.delivery.lookup import Moment
 from tidings.delivery.reports import MOST_PATIENCE_SECONDS, Report
 from tidings.delivery.unanswered import Unanswered
 from tidings.errors import Superseded
+from tidings.events import names
 from tidings.events.positions import Position
 
 log = logging.getLogger(__name__)
@@ -299,7 +300,8 @@ def begin_backfill(connection: Connection, epoch: int, lane: int) -> None:
         insert into backfill_late (backfill, key, version_id, seq)
         select b.id, c.key, coalesce(c.version_id, 'null'), max(c.seq)
         from begun b join changes c on c.bucket_id = b.bucket_id and c.config < b.since and c.seq > b.top
-        where c.at > b.asked_at - interval '1 minute' and c.event like 'ObjectCreated:%%' group by 1, 2, 3
+        where c.at > b.asked_at - interval '1 minute' and (c.event like 'ObjectCreated:%%' or c.event = '{names.MARKER}')
+        group by 1, 2, 3
         """.encode(),
         {"lane": lane, "epoch": epoch},
     )
