@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ import cluster
 from tidings.db.migrate import migrate
 from tidings.local.postgres import Postgres
 from tidings.local.processes import free_port
-from waiting import PATIENCE_SECONDS
+from waiting import until_started
 
 # The tests start some twenty JVMs, each for a minute or two: the second compiler and a collector with threads of its own would
 # cost more than they ever gain.
@@ -221,11 +220,7 @@ def running_stack(folder: Path, *arguments: str, **environment: str) -> Iterator
         settings = {**os.environ, **cluster.environment(), **_without_kafka(environment), **environment}
         process = subprocess.Popen([*command, "--ready-file", str(ready_file)], stdout=out, stderr=out, env=settings)
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not ready_file.exists():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+        until_started(process, ready_file.exists, log.read_text)
         running = Running(process, ready_file, folder / "data")
         database = running.ready["database"]
         master_key_file = running.ready.get("master_key_file")

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -23,7 +22,7 @@ import psycopg
 
 import sns_messages
 from tidings.local.processes import free_port
-from waiting import PATIENCE_SECONDS
+from waiting import answers, until_started
 
 BUCKET = "atlas-files"
 SHA256 = "ab" * 32
@@ -211,14 +210,7 @@ def files_webhook(database_url: str, folder: Path, trusted: str, **environment: 
 
 
 def wait_until_ready(webhook: Webhook) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and webhook.process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{webhook.url}/-/ready", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the webhook is not ready: {webhook.log}")
+    until_started(webhook.process, lambda: answers(f"{webhook.url}/-/ready"), lambda: webhook.log)
 
 
 def add_atlas(database: psycopg.Connection, network: str = "gut", short_name: str = "Gut", version: str = "1.0") -> Any:

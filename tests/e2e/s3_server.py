@@ -8,9 +8,6 @@ import http.client
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +25,7 @@ from tidings.access.keys import create_key
 from tidings.access.projects import create_project
 from tidings.db.migrate import migrate
 from tidings.local.processes import free_port
-from waiting import PATIENCE_SECONDS
+from waiting import answers, until_started
 
 REGION = "us-east-1"
 
@@ -127,14 +124,7 @@ def start(settings: Mapping[str, str], log: Any) -> subprocess.Popen[bytes]:
 
 
 def wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and server.process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{server.endpoint}/-/ready", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the server is not ready: {server.log}")
+    until_started(server.process, lambda: answers(f"{server.endpoint}/-/ready"), lambda: server.log)
 
 
 @dataclass

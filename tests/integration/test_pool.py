@@ -36,7 +36,7 @@ def test_a_name_may_come_twice_and_a_percent_sign_is_itself(postgres: Postgres, 
 
 def test_a_project_that_waits_for_connections_leaves_some_to_others(postgres: Postgres) -> None:
     async def hold(pool: Pool, project: str, until: asyncio.Event) -> None:
-        context.project.set(project)
+        context.share.set(project)
         async with borrowed(pool):
             await until.wait()
 

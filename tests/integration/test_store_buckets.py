@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -108,6 +109,8 @@ def test_a_key_is_remembered_when_it_was_proven_and_for_a_while(database_url: st
         assert await cache.find(first) == found
         now[0] = 105.0
         assert await cache.find(first) is None, "five seconds after it was read, not after it was proven"
+        assert await cache.renewed(replace(found, read_at=now[0])) is not None, "it may be so old"
+        assert await cache.renewed(found) is None, "it was revoked while a long body was read"
         assert await cache.find("AKIANOBODY") is None
         unproven = await cache.find(second)
         assert unproven is not None

@@ -145,6 +145,12 @@ class KeyCache:
             found = await find_key(connection, access_key_id, self.keyring)
         return None if found is None else replace(found, read_at=now)
 
+    async def renewed(self, key: AccessKey) -> AccessKey | None:
+        """The key as it is now, if it was read so long ago that it may have been revoked since."""
+        if self._access_keys.is_recent(key.read_at, self._clock()):
+            return key
+        return await self.find(key.principal.access_key_id)
+
     def keep(self, key: AccessKey) -> None:
         """Call it when a signature made with this key's secret was verified."""
         self._access_keys.put(key.principal.access_key_id, key, key.read_at)
@@ -171,10 +177,13 @@ class _Recent(Generic[T]):
 
     def get(self, text: str, now: float) -> T | None:
         read_at, value = self._values.get(text, (0.0, None))
-        if value is None or now - read_at < self._seconds:
+        if value is None or self.is_recent(read_at, now):
             return value
         del self._values[text]
         return None
+
+    def is_recent(self, read_at: float, now: float) -> bool:
+        return now - read_at < self._seconds
 
     def put(self, text: str, value: T, read_at: float) -> None:
         if text not in self._values and len(self._values) >= self._most:

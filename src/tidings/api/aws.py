@@ -81,7 +81,8 @@ class Aws:
         request_id = str(uuid.uuid4())
         service = sigv4.service_of(scope["headers"])
         front = self._fronts[service]
-        body = Body(receive, scope["headers"], self._parts.settings.limits)
+        limited = self._parts.settings.limits
+        body = Body(receive, scope["headers"], limited, limited.unproven_seconds)
         call: Call | None = None
         try:
             limits.enter(scope)
@@ -108,6 +109,8 @@ class Aws:
         if key is None:
             raise CallerError("InvalidAccessKeyId", "The security token included in the request is invalid: no such key.")
         content = await _whole(body, scope)
+        if (key := await self._parts.keys.renewed(key)) is None:
+            raise CallerError("InvalidAccessKeyId", "The key was revoked while the request came.")
         sigv4.verify(signed.over(content), key.secret)
         self._parts.keys.keep(key)
         limits.admit(scope, key.principal.project)

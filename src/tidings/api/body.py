@@ -43,9 +43,17 @@ class Incoming(Protocol):
 class Body:
     """`ended` says that nothing more will come: the length was announced and has arrived, or the last piece has."""
 
-    def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], limits: LimitSettings = _DEFAULTS) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        headers: Sequence[tuple[bytes, bytes]],
+        limits: LimitSettings = _DEFAULTS,
+        seconds: float | None = None,
+    ) -> None:
         self._receive = receive
         self._limits = limits
+        self._seconds = limits.body_seconds if seconds is None else seconds
+        """For the whole of it."""
         self._until: float | None = None
         self._waited = 0.0
         self._came = 0
@@ -76,14 +84,14 @@ class Body:
         """The next message, if the body keeps its least rate. Only time spent waiting for the client counts against it."""
         coming = self._coming = self._coming or asyncio.ensure_future(self._receive())
         limits, started = self._limits, time.monotonic()
-        self._until = self._until or started + limits.body_seconds
+        self._until = self._until or started + self._seconds
         while True:
             left = min(limits.idle_seconds - self._waited, self._until - started)
             await asyncio.wait((coming,), timeout=max(left, 0))
             now = time.monotonic()
             self._waited, started = self._waited + now - started, now
             if now >= self._until:
-                raise self._give_up(f"The body did not come within {limits.body_seconds:g} s: send less at once.")
+                raise self._give_up(f"The body did not come within {self._seconds:g} s: send less at once.")
             if self._waited >= limits.idle_seconds:
                 if self._came < limits.least_rate * limits.idle_seconds and not coming.done():
                     sentence = f"In {limits.idle_seconds:g} s only {self._came} bytes of the body came: send it again, faster."

@@ -50,12 +50,12 @@ class CatalogFront:
                 found = self._found(scope["method"], scope["raw_path"])
                 operation = found.name
                 repository, caller, allowed = await self._verified(scope, found.action, request_id)
-                limits.admit(scope, repository, proven=any(name == b"authorization" for name, _ in scope["headers"]))
+                limits.admit(scope, repository, proven=_has_key(scope))
                 place = (repository, caller.source_ip, scope["path"].rpartition("/")[2], request_id)
                 async with acts.act(self._parts.pool, "catalog", found.name, caller.name, *place):
                     if not allowed:
                         raise CatalogError("FORBIDDEN", f"The key does not allow {found.action}.")
-                    call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body))
+                    call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body, scope))
                     response = _answer(await found.serve(self._parts.catalog, call))
         except Exception as error:
             problem = errors.as_caller_error(error, scope["method"], f"catalog:{operation}", request_id)
@@ -93,6 +93,10 @@ class CatalogFront:
         return principal.project, caller, principal.grant.allows_beside_buckets(action, time.time())
 
 
+def _has_key(scope: Scope) -> bool:
+    return any(name == b"authorization" for name, _ in scope["headers"])
+
+
 def _segments(raw_path: bytes, prefix: bytes) -> tuple[str, ...]:
     """The path below a prefix, each segment decoded by itself: a reference's name may have a slash in it."""
     if not raw_path.startswith(prefix):
@@ -118,10 +122,12 @@ def _query(raw_query: bytes) -> dict[str, str]:
     return {name: value for name, value in pairs if value}
 
 
-async def _whole(body: Body) -> bytes:
+async def _whole(body: Body, scope: Scope) -> bytes:
     content = bytearray()
     while not body.ended:
         content += await body.next()
+        if not _has_key(scope):
+            limits.hold(scope, len(content))
         if len(content) > _MAX_BODY:
             raise bad_request(f"The request is longer than {_MAX_BODY} bytes: make several commits.")
     return bytes(content)

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 from tidings.api.limits import Client, UnderWay, network, plain
 
@@ -36,6 +37,8 @@ _HURRIED_SECONDS, _HURRIED_SHARE = 0.05, 2
 _WARN_SECONDS = 60.0
 _TRIM_SECONDS, _TRIMMED_FOR_SECONDS = 5.0, 60.0
 """After connections were closed, what their answers held goes back to the system: the C library keeps it for the next ones."""
+_HEAVY = 16
+"""Where all together have too many, addresses with more than a sixteenth of them give first."""
 _INFO_BYTES = 232
 _LAST_RECEIVED = 52
 _ACKED = 120
@@ -230,9 +233,31 @@ def _over(idle: dict[str, list[Quiet]], number: dict[str, int], per_address: int
         if (excess := number[address] - per_address) > 0:
             over |= {client: connection for *_, client, connection in sorted(quiet, key=_rank, reverse=True)[:excess]}
     if (excess := sum(number.values()) - len(over) - most) > 0:
-        left = sorted((each for quiet in idle.values() for each in quiet if each[2] not in over), key=_rank, reverse=True)
-        over |= {client: connection for *_, client, connection in left[:excess]}
+        left = {address: sorted((each for each in quiet if each[2] not in over), key=_rank) for address, quiet in idle.items()}
+        held = {address: min(number[address], per_address) for address in left}
+        given = _of_the_largest(left, held, most // _HEAVY, excess)
+        rest = sorted((each for quiet in left.values() for each in quiet), key=_rank, reverse=True)
+        given += rest[: excess - len(given)]
+        over |= {client: connection for *_, client, connection in given}
     return over
+
+
+def _of_the_largest(left: dict[str, list[Quiet]], held: dict[str, int], heavy: int, excess: int) -> list[Quiet]:
+    """Of whoever has most at the time the one that ranks last, until nobody has more than `heavy`. They leave `left`.
+
+    Somebody who comes anew with one connection is not closed for others who keep very many, however busy those look.
+    """
+    largest = [(-number, address) for address, number in held.items() if number > heavy and left[address]]
+    heapify(largest)
+    given: list[Quiet] = []
+    while largest and len(given) < excess:
+        number, address = largest[0]
+        given.append(left[address].pop())
+        if -number - 1 > heavy and left[address]:
+            heapreplace(largest, (number + 1, address))
+        else:
+            heappop(largest)
+    return given
 
 
 def _rank(quiet: Quiet) -> tuple[bool, float]:

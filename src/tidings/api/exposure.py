@@ -36,6 +36,15 @@ def warnings(api: ApiSettings, outgoing: OutgoingSettings) -> Iterator[str]:
         yield f"{place}, and /-/metrics asks for no key there: set TIDINGS_API__METRICS to loopback or off."
 
 
+def of_front(name: str, host: str, setting: str) -> Iterator[str]:
+    """The same for a front with a port of its own, which has no TLS."""
+    if not is_loopback(host):
+        yield (
+            f"The {name} listens on {host} without TLS: what is sent there can be read on its way. Set {setting} to 127.0.0.1"
+            " and put a proxy with TLS in front of it."
+        )
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback

@@ -72,6 +72,7 @@ class Calls:
         ticket = Ticket(self.under_way, client_of(peer))
         self._sent += 1
         try:
+            ticket.enter()
             yield ticket
         finally:
             self._sent -= 1

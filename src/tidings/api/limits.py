@@ -57,6 +57,9 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
         20.0, gt=0, le=3600, description="time for the headers of a request, also for a connection to be idle between two"
     )
     body_seconds: float = Field(86400.0, gt=0, description="time for a whole body: 5 GiB at half a megabit a second")
+    unproven_seconds: float = Field(
+        60.0, gt=0, le=3600, description="time for a body that must be whole before its signature can be verified"
+    )
     idle_seconds: float = Field(20.0, gt=0, description="the span in which the least rate must be kept, in both directions")
     least_rate: int = Field(
         1024, ge=1, description="bytes a second that a body brings, or a client takes of its answer, at least"
@@ -68,7 +71,8 @@ class LimitSettings(BaseModel, frozen=True, extra="forbid"):
             f"in each of {workers} processes: {self.connections} connections, {self.connections_per_address} per address; "
             f"{self.requests_per_project} requests, {self.waits_per_project} waits and {self.bytes_per_project >> 20} MiB of "
             f"bodies per project, {self.unproven_bytes >> 20} MiB of unproven ones; headers in {self.header_seconds:g} s, "
-            f"bodies in {self.body_seconds:g} s, at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
+            f"bodies in {self.body_seconds:g} s, unproven ones in {self.unproven_seconds:g} s, "
+            f"at least {self.least_rate} bytes/s over {self.idle_seconds:g} s"
         )
 
 
@@ -99,6 +103,7 @@ class Ticket:
         self._unproven = 0
         self._project: str | None = None
         under_way.addresses[self._network] += 1
+        context.share.set(f"address {self._network}")
 
     def enter(self) -> None:
         """Refuse a request of an address that has too many, before anything is read for it."""
@@ -132,7 +137,7 @@ class Ticket:
         if under_way.bytes[name] + self._bytes > limits.bytes_per_project:
             raise slow_down(f"{under_way.bytes[name]} bytes of this project are under way.")
         self._project = name
-        context.project.set(name)
+        context.share.set(name)
         under_way.requests[name] += 1
         under_way.bytes[name] += self._bytes
         under_way.busy[self._client] += 1

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-project: ContextVar[str] = ContextVar("project", default="")
-"""The project that a task works for, once that is verified: it may have its share of the pool's connections."""
+share: ContextVar[str] = ContextVar("share", default="")
+"""Whose share of the pool's connections a task uses: its client's address, then the project that its key was verified for."""

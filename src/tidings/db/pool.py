@@ -19,7 +19,7 @@ from tidings.db import context
 Pool = AsyncConnectionPool[AsyncConnection[Any]]
 
 _SHARE = 0.75
-"""Of the connections, for one project (`context.project`)."""
+"""Of the connections, for one project or one address that has proven nothing yet (`context.share`)."""
 
 _KEPT = 2
 _WAIT_SECONDS = 3.0
@@ -54,54 +54,52 @@ def make_pool(url: str, size: int) -> Pool:
 
 
 class SharedPool(AsyncConnectionPool[AsyncConnection[Any]]):
-    """Whoever waits for a connection waits behind all others. A project's excess waits outside of that queue."""
+    """Whoever waits for a connection waits behind all others. The excess of one share waits outside of that queue."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._share = max(int(options["max_size"] * _SHARE), 2)
+        self._most = max(int(options["max_size"] * _SHARE), 2)
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._users: Counter[str] = Counter()
         self._held: dict[AsyncConnection[Any], str] = {}
 
     async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:
-        if not (project := context.project.get()):
+        if not (share := context.share.get()):
             return await super().getconn(timeout)
         until = time.monotonic() + (self.timeout if timeout is None else timeout)
-        turn = self._turns.setdefault(project, asyncio.Semaphore(self._share))
-        self._users[project] += 1
+        turn = self._turns.setdefault(share, asyncio.Semaphore(self._most))
+        self._users[share] += 1
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await turn.acquire()
         except BaseException as error:
-            self._leave(project)
+            self._leave(share)
             if isinstance(error, TimeoutError):
-                raise PoolTimeout(
-                    f"couldn't get a connection after {self.timeout:.2f} sec: the project has its share"
-                ) from None
+                raise PoolTimeout(f"couldn't get a connection after {self.timeout:.2f} sec: {share} has its share") from None
             raise
         try:
             connection = await super().getconn(max(until - time.monotonic(), 0.01))
         except BaseException:
             turn.release()
-            self._leave(project)
+            self._leave(share)
             raise
-        self._held[connection] = project
+        self._held[connection] = share
         return connection
 
     async def putconn(self, conn: AsyncConnection[Any]) -> None:
-        project = self._held.pop(conn, "")
+        share = self._held.pop(conn, "")
         try:
             await super().putconn(conn)
         finally:
-            if project:
-                self._turns[project].release()
-                self._leave(project)
+            if share:
+                self._turns[share].release()
+                self._leave(share)
 
-    def _leave(self, project: str) -> None:
-        """A project that waits for nothing and has nothing is forgotten: there is no end of projects."""
-        self._users[project] -= 1
-        if not self._users[project]:
-            del self._users[project], self._turns[project]
+    def _leave(self, share: str) -> None:
+        """Who waits for nothing and has nothing is forgotten: there is no end of projects."""
+        self._users[share] -= 1
+        if not self._users[share]:
+            del self._users[share], self._turns[share]
 
 
 class _Numbered(NamedTuple):

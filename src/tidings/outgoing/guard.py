@@ -39,7 +39,7 @@ class Guard:
             except ValueError:
                 places.append(each)
         self._places = frozenset(places)
-        self._own = frozenset(own)
+        self._own = frozenset(place for each in own for place in (each, *_meant_by(each)))
         self._machine: tuple[float, frozenset[Address]] = (0.0, frozenset())
         self._own_process = settings.own_process
         self._own_ports: tuple[float, frozenset[int]] = (0.0, frozenset())
@@ -138,6 +138,11 @@ def listeners(settings: Settings) -> Iterator[str]:
         yield _place(settings.delivery.metrics_host, settings.delivery.metrics_port)
     for cluster in settings.kafka.clusters.values():
         yield from cluster.bootstrap.split(",")
+
+
+def _meant_by(place: str) -> tuple[str, ...]:
+    host, _, port = place.rpartition(":")
+    return (f"127.0.0.1:{port}", f"[::1]:{port}") if host == "localhost" else ()
 
 
 def _place(host: str, port: object) -> str:

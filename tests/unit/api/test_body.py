@@ -62,6 +62,32 @@ def test_a_client_that_stalls_is_not_waited_for_for_ever() -> None:
         asyncio.run(everything(Body(client, [(b"content-length", b"5")], LimitSettings(idle_seconds=0.05))))
 
 
+class Drip:
+    """Sends a byte at a time, for ever."""
+
+    async def __call__(self) -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        return piece(b"a")
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "sentence"),
+    [
+        (LimitSettings(idle_seconds=0.1, least_rate=10_000), None, "In 0.1 s only"),
+        (LimitSettings(idle_seconds=3600, body_seconds=0.1), None, "within 0.1 s"),
+        (LimitSettings(idle_seconds=3600), 0.1, "within 0.1 s"),
+    ],
+)
+def test_a_body_that_trickles_is_given_up(limits: LimitSettings, seconds: float | None, sentence: str) -> None:
+    with pytest.raises(CallerError, match=f"RequestTimeout.*{sentence}"):
+        asyncio.run(everything(Body(Drip(), CHUNKED, limits, seconds)))
+
+
+def test_a_body_that_keeps_its_least_rate_may_take_long() -> None:
+    client = Client(*[piece(bytes(1024))] * 5, piece(b"", more=False))
+    assert len(asyncio.run(everything(Body(client, CHUNKED, LimitSettings(idle_seconds=0.001, least_rate=1))))) == 5120
+
+
 def test_the_rest_of_a_refused_body_is_taken_in_within_limits() -> None:
     small, large = Client(piece(b"a"), piece(b"b", more=False)), Client(*[piece(bytes(1 << 20))] * 12)
     asyncio.run(Body(small, CHUNKED).drain())

@@ -99,6 +99,25 @@ def test_an_address_loses_its_unproven_connections_first_then_the_idle_ones_and_
         ticket.leave()
 
 
+def test_one_who_comes_anew_is_not_closed_for_two_who_keep_many_connections_that_were_served(listener: Listener) -> None:
+    many = [listener.connected(f"127.0.0.{network}")[0] for network in (2, 3) for _ in range(8)]
+    for client in many:
+        listener.admit(client).leave()
+    new = listener.connected("127.0.0.4")[0]
+    assert listener.connections.look(0)
+    until(lambda: sum(map(is_open, many)) == 15, "one is closed")
+    assert is_open(new)
+
+
+def test_among_many_who_have_one_each_those_go_first_that_were_never_served(listener: Listener) -> None:
+    clients = [listener.connected(f"127.0.0.{network}")[0] for network in range(2, 20)]
+    for client in clients[2:]:
+        listener.admit(client).leave()
+    assert listener.connections.look(0)
+    until(lambda: not any(map(is_open, clients[:2])), "two are closed")
+    assert all(map(is_open, clients[2:]))
+
+
 def test_a_descriptor_that_has_become_another_connection_is_not_closed_for_the_first(listener: Listener) -> None:
     client, server = listener.connected()
     listener.connections.look(0)

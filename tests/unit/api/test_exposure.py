@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidings.api.exposure import warnings
+from tidings.api.exposure import of_front, warnings
 from tidings.api.settings import ApiSettings
 from tidings.outgoing.settings import OutgoingSettings
 
@@ -60,3 +60,9 @@ def test_webhooks_without_tls_and_open_figures_are_warnings() -> None:
 
 def test_no_page_of_another_site_may_call_unless_it_is_named() -> None:
     assert ApiSettings().cors_origins == ()
+
+
+def test_a_front_with_a_port_of_its_own_is_warned_of_where_others_reach_it() -> None:
+    assert list(of_front("uploads front", "127.0.0.1", "TIDINGS_UPLOADS__HOST")) == []
+    [sentence] = of_front("uploads front", "0.0.0.0", "TIDINGS_UPLOADS__HOST")
+    assert "TIDINGS_UPLOADS__HOST" in sentence

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
-from tidings.api.grpc_calls import client_of, limits_of_port
-from tidings.api.limits import LimitSettings
+from tidings.api.grpc_calls import Calls, client_of, limits_of_port
+from tidings.api.limits import LimitSettings, OverLimit
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,16 @@ def test_the_port_has_a_quarter_of_the_connections() -> None:
     limits = limits_of_port(LimitSettings())
     assert (limits.connections, limits.connections_per_address, limits.requests_per_project) == (1024, 256, 25)
     assert limits_of_port(LimitSettings(connections=16, connections_per_address=1)).connections_per_address == 1
+
+
+def test_an_address_has_a_limit_of_calls_and_another_has_its_own() -> None:
+    calls = Calls(LimitSettings(connections_per_address=8))  # two at this port
+    with ExitStack() as open_:
+        for port in (1, 2):
+            open_.enter_context(calls.place(f"ipv4:192.0.2.1:{port}"))
+        with pytest.raises(OverLimit, match="from your address"), calls.place("ipv4:192.0.2.1:3"):
+            pass
+        with calls.place("ipv4:192.0.2.2:1"):
+            pass
+    with calls.place("ipv4:192.0.2.1:4"):
+        pass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tidings.api.limits import Door, LimitSettings, OverLimit, Ticket, UnderWay, network, plain
+from tidings.db import context
 
 CLIENT = ("192.0.2.1", 4000)
 MIB = 1 << 20
@@ -123,3 +124,23 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "1171 500\n(3000, 3000)\n"
     assert "too few for 4096 connections: 1171 are served" in done.stderr
+
+
+def test_a_project_has_a_limit_of_bytes_of_which_a_body_takes_no_more_than_is_held_of_it() -> None:
+    under_way = UnderWay(LimitSettings(bytes_per_project=16 * MIB))
+    tickets = [Ticket(under_way, ("192.0.2.1", number), 6 * MIB) for number in range(4)]
+    for ticket in tickets[:2]:
+        ticket.admit("large")
+    with pytest.raises(OverLimit, match="bytes of this project"):
+        tickets[2].admit("large")
+    tickets[3].admit("another")
+    for ticket in tickets:
+        ticket.leave()
+    assert counts(under_way) == [{}] * 6
+
+
+def test_a_request_has_the_share_of_its_address_until_its_key_is_verified() -> None:
+    ticket = Ticket(UnderWay(LimitSettings()), ("2001:db8::1", 4000))
+    assert context.share.get() == "address 2001:db8::"
+    ticket.admit("project")
+    assert context.share.get() == "project"

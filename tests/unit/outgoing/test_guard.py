@@ -312,7 +312,7 @@ def test_our_own_listeners_are_refused_by_name_too(url: str) -> None:
         caller(settings).guard.endpoint(url)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::", "localhost"])
 def test_our_own_listeners_are_refused_under_whatever_name_they_are_reached(host: str) -> None:
     async def go() -> tuple[int, str, str]:
         async with Listener().running() as listener:

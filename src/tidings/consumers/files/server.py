@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from starlette.types import ASGIApp
 
 from tidings import log, metrics
+from tidings.api import exposure
 from tidings.consumers.files.authorising import VARIABLE, allowed
 from tidings.consumers.files.webhook import create_app
 from tidings.errors import OperatorError
 from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -26,6 +30,8 @@ def serve(settings: Settings) -> None:
             f"or in {VARIABLE}."
         )
     check_free(files.host, files.port, "TIDINGS_FILES__HOST", "TIDINGS_FILES__PORT")
+    for sentence in exposure.of_front("files webhook", files.host, "TIDINGS_FILES__HOST"):
+        _log.warning("%s", sentence)
     with metrics.shared():
         run(partial(_load, settings), files.host, files.port, files.workers, settings.limits)
 

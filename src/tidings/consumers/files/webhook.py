@@ -113,7 +113,8 @@ class _App:
             await asyncio.to_thread(self._pool.close)
 
     async def receive(self, request: Request) -> Response:
-        body = Body(request.receive, request.scope["headers"], self._settings.limits)
+        limited = self._settings.limits
+        body = Body(request.receive, request.scope["headers"], limited, limited.unproven_seconds)
         try:
             limits.enter(request.scope)
             message = await self._verified(request, await _whole(body, request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings import log
+from tidings.api import exposure
 from tidings.consumers.uploads import places
 from tidings.consumers.uploads.front import Front
 from tidings.db.pool import make_pool
@@ -22,6 +24,7 @@ from tidings.serving import check_free, die_with_parent, run
 from tidings.settings import Settings
 
 _READY_SECONDS = 2.0
+_log = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> None:
@@ -31,6 +34,8 @@ def serve(settings: Settings) -> None:
     check_free(host, port, "TIDINGS_UPLOADS__HOST", "TIDINGS_UPLOADS__PORT")
     keyring.check_at_start(settings.database_url, settings.secrets)
     places.s3(settings, _READY_SECONDS)  # one sentence here if there is no key
+    for sentence in exposure.of_front("uploads front", host, "TIDINGS_UPLOADS__HOST"):
+        _log.warning("%s", sentence)
     settings = settings.model_copy(update={"secrets": keyring.resolved(settings.secrets)})  # read once, not in each worker
     run(partial(_load, settings), host, port, settings.api.workers, settings.limits)
 
