@@ -14,9 +14,10 @@ from metainfo_server import OTHER_TOPIC, TOPIC, Front, metainfo_server
 
 from conftest import Say
 from tidings.api import metainfo_pb2 as pb
+from tidings.api.grpc_calls import MAX_PER_PROJECT
 from traffic import seeded
 
-REQUESTS, AT_ONCE = 2000, 40
+REQUESTS, AT_ONCE = 2000, MAX_PER_PROJECT
 EVENTS = (
     "s3:ObjectCreated:*",
     "s3:ObjectCreated:Put",
