@@ -213,8 +213,12 @@ def explain(stack: Running, *arguments: str) -> str:
 def test_the_command_subscribes_lists_and_unsubscribes(stack: Running) -> None:
     done = catalog(stack, "subscribe", "by-hand", "--to", "arn:tidings:kafka::local:catalog", "--filter", "type == 'MERGE'")
     assert "by-hand gets the events of the catalog of default" in done
-    [listed] = [each for each in json.loads(catalog(stack, "subscriptions", "--json")) if each["name"] == "by-hand"]
-    assert (listed["filter"], listed["state"]) == ("type == 'MERGE'", "live")
+
+    def listed() -> list[tuple[str, str]]:
+        shown = json.loads(catalog(stack, "subscriptions", "--json"))
+        return [(each["filter"], each["state"]) for each in shown if each["name"] == "by-hand"]
+
+    until(lambda: listed() == [("type == 'MERGE'", "live")], "its lane runs with the stream")
     catalog(stack, "unsubscribe", "by-hand")
     assert "by-hand" not in catalog(stack, "subscriptions")
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -94,9 +95,12 @@ def test_lanes_shows_each_destination(stack: Running, url: str) -> None:
         put = Caller(stack.ready).call("PUT", "/shown-by-lanes/key", b"x")
         collector.event(put.request_id)
     destination = "arn:gcp:pubsub::tidings-test:shown-by-lanes"
-    listed = json.loads(tidings("lanes", "list", "--json", TIDINGS_DATABASE__URL=url).stdout)
-    (lane,) = [lane for lane in listed if lane["destination"] == destination]
-    assert (lane["state"], lane["attempts"], lane["error"]) == ("live", 0, None)
+
+    def state() -> list[tuple[str, int, str | None]]:
+        listed = json.loads(tidings("lanes", "list", "--json", TIDINGS_DATABASE__URL=url).stdout)
+        return [(each["state"], each["attempts"], each["error"]) for each in listed if each["destination"] == destination]
+
+    until(lambda: state() == [("live", 0, None)], "the lane runs with the stream")
     table = tidings("lanes", "list", TIDINGS_DATABASE__URL=url)
     assert re.search(rf"{destination} +live", table.stdout)
 
@@ -104,8 +108,12 @@ def test_lanes_shows_each_destination(stack: Running, url: str) -> None:
 def test_rules_are_listed_with_their_place_and_their_lane(stack: Running, url: str) -> None:
     with collecting(stack) as collector:
         send_events(stack, collector, "listed-by-rules")
-    listed = json.loads(tidings("rules", "list", "--bucket", "listed-by-rules", "--json", TIDINGS_DATABASE__URL=url).stdout)
-    [rule] = listed
+
+    def listed() -> Any:
+        done = tidings("rules", "list", "--bucket", "listed-by-rules", "--json", TIDINGS_DATABASE__URL=url)
+        return [rule for rule in json.loads(done.stdout) if rule["state"] == "live"]
+
+    [rule] = until(listed, "its lane runs with the stream")
     destination = "arn:gcp:pubsub::tidings-test:listed-by-rules"
     assert (rule["project"], rule["bucket"], rule["destination"]) == ("default", "listed-by-rules", destination)
     assert (rule["events"], rule["state"]) == (["s3:ObjectCreated:*", "s3:ObjectRemoved:*"], "live")

@@ -55,6 +55,16 @@ def arrived(collector: Collector, bucket: str, *keys: str) -> None:
     until(lambda: set(keys) <= {a.key for a in collector.of(bucket)}, f"{keys} arrive from {bucket}")
 
 
+def settled(stack: Running, bucket: str) -> None:
+    """The lane is live, and the round that sent its last message has ended: before that a pause would repeat the message."""
+
+    def state() -> tuple[str, int]:
+        lane = lane_of(stack, bucket)
+        return lane["state"], lane["owed"]
+
+    until(lambda: state() == ("live", 0), "nothing is owed")
+
+
 def words(stack: Running, bucket: str, key: str) -> str:
     done = tidings("explain", f"s3://{bucket}/{key}", TIDINGS_DATABASE__URL=stack.ready["database"])
     assert done.returncode == 0, done.stderr
@@ -66,6 +76,7 @@ def test_a_paused_lane_keeps_everything_and_gives_it_in_order_when_it_is_resumed
     send_events(stack, collector, bucket)
     put(stack, bucket, "before")
     arrived(collector, bucket, "before")
+    settled(stack, bucket)
     lane = lane_of(stack, bucket)["id"]
     run(stack, "lanes", "pause", str(lane))
     put(stack, bucket, "a", "b", "a")
@@ -121,7 +132,7 @@ def test_a_refused_message_is_a_dead_letter_that_can_be_seen_sent_and_discarded(
         set_fault(stack.ready["pubsub"], topic(bucket), None)
     put(stack, bucket, "good/2")
     arrived(collector, bucket, "good/2")
-    assert lane_of(stack, bucket)["state"] == "live"
+    settled(stack, bucket)
     whole = run(stack, "dead-letters", "show", str(one["id"]))
     assert json.loads(whole["body"])["Records"][0]["s3"]["object"]["key"] == one["key"]
     assert run(stack, "dead-letters", "redrive", str(one["id"]))["sent"] == 1
@@ -201,6 +212,7 @@ def test_what_a_lane_needs_beyond_the_retention_is_archived_and_can_still_be_sen
     send_events(stack, collector, bucket)
     put(stack, bucket, "before")
     arrived(collector, bucket, "before")
+    settled(stack, bucket)
     lane = lane_of(stack, bucket)["id"]
     run(stack, "lanes", "pause", str(lane))
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
