@@ -23,6 +23,7 @@ from s3_server import REGION
 
 import canary
 from conftest import fresh_database
+from tidings import audit
 from tidings.access import api_keys
 from tidings.client import NoSuchBucket
 from tidings.local.postgres import Postgres
@@ -223,10 +224,39 @@ def test_an_act_that_cannot_be_written_down_is_not_done(front: Front) -> None:
                     act(**given)
                 assert failed.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500, act
             assert catalog(front, "PUT", "not-made", front.key().api_key) == 500
+            for words in (("secrets", "rotate"), ("sweep",), ("bucket", "empty", bucket, "--project", "tests")):
+                url = front.server.database_url
+                done = tidings(*words, TIDINGS_DATABASE__URL=url, **_store(front))
+                assert done.returncode == 2, done.stderr
+                assert "The audit log cannot be written, so nothing was done: " in done.stderr
             assert connection.execute(state).fetchall() == before
             s3.put_object(Bucket=bucket, Key="k", Body=b"objects go on")
         finally:
             connection.execute("alter table audit_log drop constraint planted")
+
+
+def test_what_a_tenant_writes_commands_no_terminal_and_a_subscription_is_never_named_whole(front: Front) -> None:
+    sns, last = client(front, "sns"), last_id(front)
+    with pytest.raises(ClientError):
+        sns.create_topic(Name="x\x1b[2K\u202ey\nz")
+    topic = sns.create_topic(Name="shy")["TopicArn"]
+    name = f"{topic}:00000000-0000-4000-8000-000000000000"
+    for call in (lambda: sns.tag_resource(ResourceArn=name, Tags=[]), lambda: sns.delete_topic(TopicArn=f"{name}.")):
+        with pytest.raises(ClientError):
+            call()
+    targets = [row[1] for row in since(front, last)]
+    assert targets == [r"x\x1b[2K\u202ey\nz", "shy", f"{topic}:00000000", f"{topic}:00000000"]
+    assert "\x1b" not in tidings("audit", "list", TIDINGS_DATABASE__URL=front.server.database_url).stdout
+
+
+def test_who_has_a_key_fills_no_log_with_refusals(front: Front) -> None:
+    sns, last = client(front, "sns"), last_id(front)
+    for number in range(3 * audit._MOST_REFUSALS):
+        with pytest.raises(ClientError):
+            sns.create_topic(Name=f"no/name/{number}")
+    assert 0 < len(since(front, last)) <= 2 * audit._MOST_REFUSALS, "a minute may have ended in between"
+    sns.create_topic(Name="counted")
+    assert since(front, last)[-1][1:3] == ("counted", "ok"), "what is done is always written down"
 
 
 @pytest.mark.parametrize("before_it", ["", "set local session_replication_role = replica;"])

@@ -121,7 +121,7 @@ def test_rules_are_listed_with_their_place_and_their_lane(stack: Running, url: s
     assert re.search(rf"default +listed-by-rules +{rule['id']} +{destination} .* live", table.stdout)
     with psycopg.connect(url) as connection:
         for (private,) in connection.execute("select id::text from projects").fetchall():
-            assert private not in table.stdout + json.dumps(listed)
+            assert private not in table.stdout + json.dumps(rule)
 
 
 def test_a_rule_is_tried_on_past_changes_before_anybody_sets_it(

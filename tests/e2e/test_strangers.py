@@ -8,7 +8,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
 from floods import Plan, flooding
 from metainfo_server import TOPIC, Front, metainfo_server
 from s3_server import REGION, s3_server
@@ -153,6 +156,35 @@ def test_a_key_that_is_revoked_while_the_body_comes_opens_nothing(database_url: 
         assert server.query("select count(*) from queues") == [(0,)]
 
 
+def test_a_key_that_is_revoked_while_a_call_waits_or_its_body_comes_gets_nothing(database_url: str, tmp_path: Path) -> None:
+    """A receive that waits for a message, and a subscription to the catalog whose body is on its way."""
+    with s3_server(database_url, tmp_path) as server, ThreadPoolExecutor(1) as threads:
+        with psycopg.connect(server.database_url, autocommit=True) as connection:
+            key = api_keys.create(connection, server.project)
+            queue = sqs(server).create_queue(QueueName="jobs")["QueueUrl"]
+            theirs = sqs(replace(server, access_key_id=key.access_key_id, secret=key.secret))
+            waiting = threads.submit(theirs.receive_message, QueueUrl=queue, WaitTimeSeconds=20)
+            body = b'{"destination": "arn:gcp:pubsub::p:t"}'
+            head = (
+                f"PUT /-/catalog/subscriptions/late HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {key.api_key}\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
+            )
+            with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as client:
+                client.sendall(head.encode() + body[:-1])
+                until(lambda: trees(server.port, key.api_key) == 200, "the key is known")
+                api_keys.revoke(connection, key.api_key)
+                until(lambda: trees(server.port, key.api_key) == 401, "the key is known to be revoked")
+                time.sleep(5.5)  # in the process that has the calls as well
+                sqs(server).send_message(QueueUrl=queue, MessageBody="not for them")
+                client.sendall(body[-1:])
+                answer = client.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 401"), answer
+        with pytest.raises(ClientError, match="revoked while the request waited"):
+            waiting.result()
+        [message] = sqs(server).receive_message(QueueUrl=queue, WaitTimeSeconds=20)["Messages"]
+        assert message["Body"] == "not for them"
+
+
 def send(client: Any, queue: str, text: str) -> bool:
     try:
         client.send_message(QueueUrl=queue, MessageBody=text)
@@ -181,9 +213,10 @@ def test_who_needs_no_key_for_a_catalog_takes_nothing_from_its_project(database_
         until(lambda: trees(server.port) == 200, "room again")
 
 
-def trees(port: int) -> int:
+def trees(port: int, api_key: str = "") -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/-/catalog/api/v1/trees", headers={"connection": "close"})
+    proof = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    connection.request("GET", "/-/catalog/api/v1/trees", headers={"connection": "close", **proof})
     answer = connection.getresponse()
     answer.read()
     return answer.status

@@ -18,9 +18,12 @@ from tidings.subscribers.dispatcher import Dispatcher
 from tidings.subscribers.settings import SubscribersSettings
 from waiting import until
 
+SOON = {"message.timeout.ms": 1000}
+"""Of brokers that are away it is soon known."""
 
-def start(bootstrap: str, cluster: str = "main", **settings: Any) -> Dispatcher:
-    clusters = KafkaSettings(clusters={"main": {"bootstrap": bootstrap, "options": {"message.timeout.ms": 1000}}})
+
+def start(bootstrap: str, cluster: str = "main", options: dict[str, int] | None = None, **settings: Any) -> Dispatcher:
+    clusters = KafkaSettings(clusters={"main": {"bootstrap": bootstrap, "options": options or {}}})
     subscribers = SubscribersSettings(kafka_cluster=cluster, kafka_topic="told", **settings)
     return finding.start(Settings(kafka=clusters, subscribers=subscribers))
 
@@ -57,7 +60,7 @@ def test_events_arrive_with_key_headers_and_body(brokers: kafka.Running) -> None
 
 
 def test_brokers_that_are_away_open_the_breaker_and_nobody_waits() -> None:
-    dispatcher = start("127.0.0.1:1", breaker_failures=2, retries=0)
+    dispatcher = start("127.0.0.1:1", options=SOON, breaker_failures=2, retries=0)
     [feed] = dispatcher.feeds
 
     def opened() -> bool:
@@ -70,7 +73,7 @@ def test_brokers_that_are_away_open_the_breaker_and_nobody_waits() -> None:
 
 
 def test_brokers_that_come_back_are_sent_to_again(brokers: kafka.Running, caplog: pytest.LogCaptureFixture) -> None:
-    dispatcher = start(brokers.bootstrap, breaker_failures=2, breaker_rest_seconds=0.5, retries=0)
+    dispatcher = start(brokers.bootstrap, options=SOON, breaker_failures=2, breaker_rest_seconds=0.5, retries=0)
     [feed] = dispatcher.feeds
     brokers.set_fault("down")
 
@@ -80,9 +83,13 @@ def test_brokers_that_come_back_are_sent_to_again(brokers: kafka.Running, caplog
     until(lambda: publish() or feed.status.breaker == "open", "the breaker opens")
     brokers.set_fault(None)
     until(lambda: publish() or feed.status.breaker == "closed", "and closes")
-    dispatcher.publish([created(id="after")])
+
+    def arrives() -> bool:
+        dispatcher.publish([created(id="after")])
+        return "after" in {headers(message)["event-id"] for message in read(brokers.bootstrap, "told")}
+
+    until(arrives, "an event arrives again")
     dispatcher.stop()
-    assert "after" in {headers(message)["event-id"] for message in read(brokers.bootstrap, "told")}
     assert "are lost on their way to Kafka" in caplog.text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,10 @@ def test_a_database_with_secrets_in_clear_is_encrypted_by_its_migration(older: s
         "oldest secret", "secret of AKIAWHOLE", "secret of AKIANARROW", None
     ]  # fmt: skip
     assert migrate(older) == []
+    with psycopg.connect(older, autocommit=True) as connection:  # it was in old backups in clear, so it can be ended
+        api_keys.revoke(connection, "AKIAOLD")
+        assert [each.revoked for each in api_keys.listed(connection, project)].count(True) == 2
+    assert found(older, "AKIAOLD", "AKIAWHOLE") == [None, "secret of AKIAWHOLE"]
 
 
 def files_of(postgres: Postgres, database_url: str) -> bytes:
@@ -172,6 +177,29 @@ def test_a_migration_that_was_killed_leaves_nothing_in_clear_when_the_next_has_e
         after = files_of(postgres, older)
         assert [name for name, secret in secrets.items() if secret in after] == []
         assert connection.execute("select count(*) from stale_tables").fetchone() == (0,)
+
+
+def test_tables_that_a_role_may_not_write_anew_stay_named_until_their_owner_has(
+    postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute("drop database if exists guest with (force)")
+        connection.execute("drop role if exists guest")
+        connection.execute("create role guest login password 'guest'")
+        connection.execute("create database guest")
+    url = postgres.url.removesuffix("/tidings") + "/guest"
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(b"grant create on database guest to guest; grant create on schema public to guest")
+    as_guest = re.sub("//[^@]+@", "//guest:guest@", url)
+    migrate(as_guest)
+    with psycopg.connect(as_guest, autocommit=True) as guest:
+        guest.execute("insert into stale_tables values ('pg_statistic'), ('access_keys')")
+        assert migrate(as_guest) == []
+        assert guest.execute("select name from stale_tables").fetchall() == [("pg_statistic",)]
+    assert "As its owner run: vacuum full pg_statistic;" in caplog.text
+    assert migrate(url) == []
+    with psycopg.connect(url) as owner:
+        assert owner.execute("select count(*) from stale_tables").fetchone() == (0,)
 
 
 def test_a_rotation_that_was_killed_goes_on_and_meanwhile_both_keys_are_read(
@@ -294,6 +322,46 @@ def test_a_rotation_under_the_former_master_key_changes_nothing_once_one_under_t
     assert canary.unsealed(database, SECRET, ring) == [made.secret.encode()]
 
 
+def test_a_plain_rotation_locks_out_nobody_who_has_the_new_master_key_already(
+    database_url: str, database: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (Keyring(MasterKey(os.urandom(32))) for _ in range(2))
+    monkeypatch.setenv("TIDINGS_SECRETS__MASTER_KEY", base64.b64encode(old.master.key).decode())
+    made = api_keys.create(database, create_project(database, "one"))
+    rotation.rotate(database, old, SEALED, new.master)
+    with pytest.raises(OperatorError, match=f"the master key {new.master.id} takes its place"):
+        rotation.rotate(database, Keyring(old.master), SEALED)
+    again = rotation.rotate(database, Keyring(old.master), SEALED, new.master)
+    assert again.masters == sorted([old.master.id, new.master.id])
+    assert opens(database_url, old, new, Keyring(MasterKey(os.urandom(32)))) == [True, True, False]
+    assert rotation.rotate(database, Keyring(new.master), SEALED).masters == [new.master.id]
+    assert opens(database_url, old, new) == [False, True]
+    assert found(database_url, made.access_key_id, ring=Keyring(new.master)) == [made.secret]
+    assert rotation.rotate(database, Keyring(new.master), SEALED).masters == [new.master.id], "and the next one is plain again"
+
+
+def opens(database_url: str, *rings: Keyring) -> list[bool]:
+    async def work() -> list[bool]:
+        async with await psycopg.AsyncConnection.connect(database_url) as connection:
+            return [await ring.opens(connection) for ring in rings]
+
+    return asyncio.run(work())
+
+
+def test_a_secret_that_nobody_can_read_stops_no_rotation_and_is_named(database_url: str, database: psycopg.Connection) -> None:
+    project = create_project(database, "one")
+    good, damaged, lost = (api_keys.create(database, project) for _ in range(3))
+    change = "update access_keys set sealed_secret = {} where access_key_id = %s"
+    database.execute(change.format(r"sealed_secret || '\x00'").encode(), [damaged.access_key_id])
+    database.execute(change.format("overlay(sealed_secret placing '0123456789abcdef' from 2)").encode(), [lost.access_key_id])
+    done = rotation.rotate(database, Keyring(keyring.of_process().master), SEALED)
+    assert len(done.undecryptable) == 2
+    for each, words in ((damaged, f"of {damaged.access_key_id} cannot be decrypted"), (lost, "which is not in data_keys")):
+        assert any(words in text for text in done.undecryptable), each
+    assert database.execute("select count(*) from data_keys where retired_at is null").fetchone() == (1,)
+    assert found(database_url, good.access_key_id) == [good.secret]
+
+
 def _killed(_: int) -> None:
     raise RuntimeError("killed")
 
@@ -321,3 +389,22 @@ def test_a_signing_key_that_is_old_is_replaced_and_its_certificate_stays(
 
     asyncio.run(work())
     assert database.execute("select count(*), count(sealed_key) from signing_keys").fetchone() == (2, 1)
+
+
+def test_a_signing_key_is_replaced_while_its_certificate_is_good_for_a_year_whatever_the_setting_was(
+    database_url: str, database: psycopg.Connection
+) -> None:
+    private, certificate = signing._made("localhost", 364)
+    id_ = signing.certificate_id(certificate)
+    with database.transaction():
+        sealed = keyring.of_process().seal(database, signing.SIGNING_KEY, id_, private)
+        insert = "insert into signing_keys (id, sealed_key, certificate) values (%s, %s, %s)"
+        database.execute(insert, [id_, sealed, certificate.decode()])
+
+    async def work() -> list[bytes]:
+        settings = Settings(database={"url": database_url}, topics={"signing_key_days": 3650})
+        async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+            return [(await signing.load(connection, settings)).certificate for _ in range(2)]
+
+    first, second = asyncio.run(work())
+    assert certificate != first == second

@@ -100,6 +100,7 @@ def row(event: CatalogEvent) -> dict[str, Any]:
     """The change of an event, as far as filters see it."""
     return {
         "event": f"nessie:{event.type}",
+        "project": "p",
         "bucket": event.repository,
         "key": event.about.full_name,
         "principal": event.created_by,
@@ -108,7 +109,7 @@ def row(event: CatalogEvent) -> dict[str, Any]:
     }
 
 
-SCHEMA = "event string, bucket string, key string, principal string, catalog string, metadata string"
+SCHEMA = "event string, project string, bucket string, key string, principal string, catalog string, metadata string"
 
 
 def by_columns(spark: SparkSession, events: Sequence[CatalogEvent], texts: Sequence[str]) -> list[list[bool]]:

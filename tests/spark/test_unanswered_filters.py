@@ -154,7 +154,7 @@ def test_another_filter_begins_at_nothing_and_the_same_one_does_not(place: Place
 def test_a_change_that_goes_to_several_lanes_of_a_subscription_counts_once() -> None:
     said = json.dumps({"contentKey": {"elements": ["a"]}})
     rows = [
-        {"rule": rule, "seq": seq, "filter": FAILS, "catalog": said, "metadata": None}
+        {"rule": rule, "seq": seq, "filter": FAILS, "project": "p", "catalog": said, "metadata": None}
         for rule, seq in (("1", 1), ("1", 1), ("1", 2), ("2", 2))
     ]
     left, found = cel_batches.matches(pa.RecordBatch.from_pylist(rows), ())

@@ -99,6 +99,9 @@ def _access(connection: psycopg.Connection[Any], key: Macaroon) -> Access:
 
 def revoke(connection: psycopg.Connection[Any], text: str) -> None:
     """End a key, and all that were made of it. Processes that know it take up to five seconds to hear of it."""
+    older = "update access_keys set revoked_at = coalesce(revoked_at, now()) where access_key_id = %s and head is null"
+    if connection.execute(older, [text]).rowcount:
+        return
     key = _api_key(connection, text)
     _row(connection, key)
     connection.execute("insert into revoked_tails (tail) values (%s) on conflict do nothing", hashed([key.tail]))
@@ -119,15 +122,16 @@ def inspect(connection: psycopg.Connection[Any], text: str) -> Known:
 def listed(connection: psycopg.Connection[Any], public_id: str) -> list[Known]:
     """Every access key of a project, the oldest first."""
     rows = connection.execute(
-        "select k.access_key_id, k.head, k.created_at from access_keys k join projects p on p.id = k.project_id"
+        "select k.access_key_id, k.head, k.created_at, k.revoked_at is not null"
+        " from access_keys k join projects p on p.id = k.project_id"
         " where p.public_id = %s order by k.created_at, k.access_key_id",
         [public_id],
     ).fetchall()
     return [
         inspect(connection, access_key_id)
         if head
-        else Known(access_key_id, public_id, list(FIRST_ACTIONS), [], False, created_at, [])
-        for access_key_id, head, created_at in rows
+        else Known(access_key_id, public_id, list(FIRST_ACTIONS), [], revoked, created_at, [])
+        for access_key_id, head, created_at, revoked in rows
     ]
 
 

@@ -62,7 +62,7 @@ async def find_key(connection: psycopg.AsyncConnection[Any], access_key_id: str,
     cursor = await connection.execute(
         "select k.sealed_secret, p.public_id, k.head, k.caveats, k.sealed_tail, a.sealed_root, a.actions"
         " from access_keys k join projects p on p.id = k.project_id left join api_keys a on a.head = k.head"
-        " where k.access_key_id = %s",
+        " where k.access_key_id = %s and k.revoked_at is null",
         [access_key_id],
     )
     row = await cursor.fetchone()
@@ -91,7 +91,9 @@ async def find_by_api_key(connection: psycopg.AsyncConnection[Any], text: str, k
         key = Macaroon.parse(text)
         cursor = await connection.execute(
             "select a.sealed_root, a.actions, a.roles, p.public_id, (select k.access_key_id from access_keys k"
-            " where k.head = a.head order by k.caveats = %s::bytea[] desc, k.created_at limit 1)"
+            # the narrowest that this key is, or was made of
+            " where k.head = a.head order by k.caveats = (%s::bytea[])[:cardinality(k.caveats)] desc,"
+            " cardinality(k.caveats) desc, k.created_at limit 1)"
             " from api_keys a join projects p on p.id = a.project_id where a.head = %s",
             [list(key.caveats), key.head],
         )

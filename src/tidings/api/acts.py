@@ -27,6 +27,8 @@ _ACTS = {"s3": S3, "grpc": S3, "sns": SNS, "sqs": SQS, "catalog": CATALOG}
 _TARGETS = ("SubscriptionArn", "TopicArn", "ResourceArn", "Name", "QueueUrl", "QueueName", "SourceArn", "TaskHandle")
 _NOTHING = nullcontext()
 _SHOWN_OF_NAME = 8
+_COLONS_OF_TOPIC = 5
+"""What has more may be the name of a subscription, whichever parameter it stands in."""
 
 
 def act(
@@ -43,7 +45,7 @@ def named(given: Mapping[str, object]) -> str:
     """What a request to SNS or SQS is about. A subscription's whole name would let whoever reads it unsubscribe."""
     name = next((each for each in _TARGETS if given.get(each)), "")
     text = str(given.get(name, ""))
-    if name == "SubscriptionArn":
-        topic, _, rest = text.rpartition(":")
-        return f"{topic}:{rest[:_SHOWN_OF_NAME]}"
+    *topic, rest = text.split(":", _COLONS_OF_TOPIC + 1)
+    if len(topic) > _COLONS_OF_TOPIC:
+        return f"{':'.join(topic)}:{rest[:_SHOWN_OF_NAME]}"
     return "/".join(text.split("/")[-2:]) if name == "QueueUrl" else text

@@ -51,7 +51,7 @@ class _App:
         self._figures: ApiFigures | None = None
         self._grpc = _grpc_front(settings)
         self._front: ASGIApp = self._serve
-        self._asking: asyncio.Task[bool] | None = None
+        self._asking: asyncio.Task[str] | None = None
         # "-" is no bucket's name, so these paths are nobody's object. Everything else is S3's: no other route, no
         # redirect, for a key may be any text.
         self._router = Router(
@@ -125,19 +125,20 @@ class _App:
     async def _ready(self, _: Request) -> PlainTextResponse:
         """Whoever asks meanwhile gets the same answer: it needs no key, and takes one connection from the tenants."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._answers())
-        if await asyncio.shield(self._asking):
-            return PlainTextResponse("ready\n")
-        return PlainTextResponse("the database does not answer\n", 503)
+            self._asking = asyncio.create_task(self._problem())
+        if problem := await asyncio.shield(self._asking):
+            return PlainTextResponse(f"{problem}\n", 503)
+        return PlainTextResponse("ready\n")
 
-    async def _answers(self) -> bool:
+    async def _problem(self) -> str:
+        """Why no request could be served; empty if there is nothing."""
         assert self._parts is not None
         try:
             async with asyncio.timeout(_READY_SECONDS), self._parts.pool.connection(_READY_SECONDS) as connection:
-                await connection.execute("select 1")
+                opens = await self._parts.keys.keyring.opens(connection)
         except (psycopg.Error, TimeoutError):
-            return False
-        return True
+            return "the database does not answer"
+        return "" if opens else "the secrets are under another master key: restart with it"
 
     async def _metrics(self, request: Request) -> Response:
         assert self._figures is not None

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote
 
 from tidings import metrics
+from tidings.access.keys import Principal
 from tidings.access.permissions import SUBSCRIBE
 from tidings.api import acts, catalog_calls, catalog_subscriptions, cors, errors, limits, tracing
 from tidings.api.body import Body, Receive
@@ -55,7 +56,10 @@ class CatalogFront:
                 async with acts.act(self._parts.pool, "catalog", found.name, caller.name, *place):
                     if not allowed:
                         raise CatalogError("FORBIDDEN", f"The key does not allow {found.action}.")
-                    call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), await _whole(body, scope))
+                    content = await _whole(body, scope)
+                    if _has_key(scope):  # it may have been revoked while the body came
+                        await self._principal(scope)
+                    call = catalog_calls.Call(repository, caller, _query(scope["query_string"]), content)
                     response = _answer(await found.serve(self._parts.catalog, call))
         except Exception as error:
             problem = errors.as_caller_error(error, scope["method"], f"catalog:{operation}", request_id)
@@ -79,18 +83,23 @@ class CatalogFront:
     async def _verified(self, scope: Scope, action: str, request_id: str) -> tuple[str, Caller, bool]:
         """The repository that the request is for, who makes it, and whether they may."""
         anonymous = self._parts.settings.catalog.anonymous_project
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
         client = scope["client"][0] if scope.get("client") else ""
-        if not given and anonymous and action != SUBSCRIBE:
+        if not _has_key(scope) and anonymous and action != SUBSCRIBE:
             return anonymous, Caller("", (), client, request_id, datetime.now(UTC), tracing.verified(scope)), True
+        principal = await self._principal(scope)
+        trace = tracing.verified(scope)
+        caller = Caller(principal.access_key_id, principal.roles, client, request_id, datetime.now(UTC), trace)
+        return principal.project, caller, principal.grant.allows_beside_buckets(action, time.time())
+
+    async def _principal(self, scope: Scope) -> Principal:
+        """Who holds the API key that the request has."""
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
         principal = await self._parts.keys.find_by_api_key(key.strip()) if scheme.lower() == "bearer" else None
         if principal is None:
             sentence = "The API key is missing or not valid: send one as `Authorization: Bearer API_KEY`."
             raise CatalogError("UNAUTHORIZED", sentence).with_headers(www_authenticate="Bearer")
-        trace = tracing.verified(scope)
-        caller = Caller(principal.access_key_id, principal.roles, client, request_id, datetime.now(UTC), trace)
-        return principal.project, caller, principal.grant.allows_beside_buckets(action, time.time())
+        return principal
 
 
 def _has_key(scope: Scope) -> bool:

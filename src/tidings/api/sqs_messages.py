@@ -13,6 +13,7 @@ from tidings.api import limits
 from tidings.api.aws import Call
 from tidings.api.json_document import Document
 from tidings.api.parts import Parts
+from tidings.errors import CallerError
 from tidings.events.messages import PROJECT
 from tidings.queues import content, messages, model
 from tidings.queues.content import Attribute, Content
@@ -131,6 +132,8 @@ async def _received(parts: Parts, call: Call, queue: Queue, most: int, hidden: i
                 waiting.cancel()
             if gone.done():
                 return []
+            if await parts.keys.find(call.principal.access_key_id) is None:
+                raise CallerError("InvalidAccessKeyId", "The key was revoked while the request waited.")
             # Purged, changed or deleted meanwhile: the queue is asked for again.
             queue = await parts.queues.open(call.principal, (queue.project, queue.name), RECEIVE_MESSAGE)
     finally:

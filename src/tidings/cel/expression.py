@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from tidings.cel import sizes, variables
 from tidings.cel.cost import CostLimitExceeded, Price, price
 from tidings.cel.tree import PREFIX, Call, Constant, Node, Position, Variable, position, read, walk
@@ -25,7 +27,7 @@ NO_MEMORY = "there was no memory left for this event; give the process more memo
 _PLACE = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
 _UNKNOWN = re.compile(r"undeclared reference to '(.*?)' \(in container '.*?'\)")
 _END = re.compile(r".*mismatched input '<EOF>' expecting .*")
-_DEEP = re.compile(r".*recursion (limit|depth).*")
+_DEEP = re.compile(r"recursion (?:limit|depth)")
 _CALLED = re.compile(r"\s*\(")
 
 
@@ -54,7 +56,10 @@ class Expression:
                 "something that is only known when it is evaluated" if gives == "DYN" else f"a value of type {gives.lower()}"
             )
             raise _mistake(text, begin, f"it must give true or false for every event, but gives {known}")
-        self.tree = read(self._compiled.serialize(), text)
+        try:
+            self.tree = read(self._compiled.serialize(), text)
+        except DecodeError:  # protobuf reads a hundred levels, and a macro is several
+            raise _too_deep(text) from None
         self.price = self._priced()
         """For the largest event."""
         self._check_patterns()
@@ -129,7 +134,7 @@ def _explained(text: str, said: str) -> ExpressionMistake:
     """The library's first complaint, in our words where its own are about its insides."""
     found = _PLACE.search(said)
     if _DEEP.search(said):
-        return _mistake(text, Position(1, 1), "it is nested too deeply: CEL takes 32 levels")
+        return _too_deep(text)
     if found is None:
         return _mistake(text, Position(1, 1), _plain(said))
     at = Position(max(1, int(found[1])), max(1, int(found[2])))
@@ -160,6 +165,10 @@ def _not_there(name: str, called: bool) -> str:
 def _plain(said: str) -> str:
     """Without the code of the library's status, before and behind."""
     return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", said.strip()).split("\n")[0]
+
+
+def _too_deep(text: str) -> ExpressionMistake:
+    return _mistake(text, Position(1, 1), "it is nested too deeply: CEL takes 32 levels, and fewer of macros")
 
 
 def _mistake(text: str, at: Position, words: str) -> ExpressionMistake:

@@ -65,7 +65,7 @@ _TOKEN = re.compile(
     (?P<narrow>\\[dws]) |
     (?P<empty>\\[bBAzZ]|[\^$]) |
     (?P<escaped>\\x\{[0-9a-fA-F]*\}|\\x..|\\[0-7]{1,3}|\\.) |
-    (?P<set>\[\^?\]?(?:\[:\^?\w*:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*\]) |
+    (?P<set>\[\^?\]?(?:\[:\^?\w*:\]|\\[pPx]\{[^}]*\}|\\.|[^\]\\])*+\]) |  # never goes back: without its end it is a literal
     (?P<open>\((?:\?P?<\w*>|\?[a-zA-Z-]*[:)])?) |
     (?P<close>\)) |
     (?P<or>\|) |

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from tidings import settings as settings_module
-from tidings.errors import TidingsError
+from tidings.errors import OperatorError, TidingsError
 
 if TYPE_CHECKING:
     from tidings.audit import Act
@@ -47,21 +47,32 @@ def audited(command: str, *target: str, when: str = "") -> Callable[[Callable[P,
 
 def begin() -> None:
     """Write down that the act under way begins. For one that changes things one after another, and may be killed in between:
-    it has a second row when it ends."""
+    it has a second row when it ends. Without the first row nothing is done."""
     from tidings.audit import BEGUN, current
 
     if (act := current()) is not None:
-        _append(act, BEGUN)
+        if (problem := _problem_of_append(act, BEGUN)) is not None:
+            raise OperatorError(f"The audit log cannot be written, so nothing was done: {problem}")
         act.written = False
 
 
 def _append(act: Act, outcome: str) -> None:
-    """By itself, where the command has no connection of its own, or was refused. A database that is away has no log."""
+    """By itself, where the command has no connection of its own, or was refused: then its own error is enough."""
+    from tidings.audit import OK
+
+    if not act.written and (problem := _problem_of_append(act, outcome)) is not None and outcome == OK:
+        print(f"done, but not in the audit log: {problem}", file=sys.stderr)
+
+
+def _problem_of_append(act: Act, outcome: str) -> str | None:
     from psycopg import Error
 
     from tidings.audit import append
     from tidings.db.connecting import connect_once
 
-    if not act.written:
-        with suppress(TidingsError, Error), connect_once(settings_module.load().database_url) as connection:
+    try:
+        with connect_once(settings_module.load().database_url) as connection:
             append(connection, act, outcome)
+    except (TidingsError, Error) as error:
+        return str(error).strip().splitlines()[0]
+    return None

@@ -59,6 +59,7 @@ def rotate(
         "secrets": done.secrets,
         "total": sum(done.secrets.values()),
         "master_keys": done.masters,
+        "undecryptable": done.undecryptable,
     }
     words = [f"{name:30} {number}" for name, number in done.secrets.items()]
     words.append(
@@ -69,6 +70,7 @@ def rotate(
         words.append(
             "Restart every process with the new master key, then run `tidings secrets rotate` again to end the old one."
         )
+    words += [f"left as it is: {each}" for each in done.undecryptable]
     say(as_json, values, "\n".join(words))
 
 

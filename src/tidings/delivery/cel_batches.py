@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Collection
 from functools import lru_cache
 
@@ -18,29 +19,71 @@ from tidings.errors import ExpressionMistake
 log = logging.getLogger(__name__)
 
 
-def matches(batch: pa.RecordBatch, columns: Collection[str]) -> tuple[pa.RecordBatch, list[Unanswered]]:
+UNREADY = ""
+"""The format of a row whose filter had no time left: no plan has it, so its lane ends there in this round."""
+_SHARE_SECONDS, _SHARE_OF_ROW = 0.25, 0.0002
+
+
+class FilterTime:
+    """What the filters of each project have taken of one task's time.
+
+    Beyond a share, their lanes leave the round at the first change that was not looked at, and go on beside it. The share
+    grows with what was looked at: filters that are quick for each change have no end.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[str, float] = {}
+
+    def is_over(self, project: str) -> bool:
+        return self._left.get(project, _SHARE_SECONDS) < 0
+
+    def add(self, project: str, seconds: float) -> None:
+        self._left[project] = self._left.get(project, _SHARE_SECONDS) + _SHARE_OF_ROW - seconds
+
+
+def matches(
+    batch: pa.RecordBatch, columns: Collection[str], taken: FilterTime | None = None
+) -> tuple[pa.RecordBatch, list[Unanswered]]:
     """The rows that their `filter` wants, if it is none of those that are `columns`; it is taken from the rows that stay.
 
-    An expression that has no answer for an event does not want it; those are counted.
+    An expression that has no answer for an event does not want it; those are counted. Rows of a project that has `taken` too
+    much time stay, and are `UNREADY`.
     """
+    taken = taken or FilterTime()
     filters = batch.column("filter")
     if filters.null_count == batch.num_rows or "catalog" not in batch.schema.names:  # then nobody can say it yet, either
         return batch, []
     own = {text for text in pc.unique(filters).to_pylist() if text is not None and text not in columns}
     if not own:
         return batch, []
-    texts, said, roles = filters.to_pylist(), batch.column("catalog").to_pylist(), batch.column("metadata").to_pylist()
+    names = ("filter", "project", "catalog", "metadata")
+    texts, projects, said, roles = (batch.column(name).to_pylist() for name in names)
     kept: list[int] = []
+    unready: set[int] = set()
     failed: dict[int, str] = {}
     for i, text in enumerate(texts):
+        if text not in own:
+            kept.append(i)
+            continue
+        if taken.is_over(projects[i]):
+            kept.append(i)
+            unready.add(i)
+            continue
+        began = time.thread_time()
         try:
-            if text not in own or _wants(text, said[i], roles[i]):
+            if _wants(text, said[i], roles[i]):
                 kept.append(i)
         except ExpressionFailed as error:
             failed[i] = str(error)
+        taken.add(projects[i], time.thread_time() - began)
     left = batch.take(pa.array(kept, pa.int64()))
     passed = pa.array([None if texts[i] in own else texts[i] for i in kept], pa.string())
-    return left.set_column(left.schema.get_field_index("filter"), "filter", passed), _counted(batch, failed)
+    left = left.set_column(left.schema.get_field_index("filter"), "filter", passed)
+    if unready:
+        formats = left.column("format").to_pylist()
+        told = pa.array([UNREADY if i in unready else formats[at] for at, i in enumerate(kept)], pa.string())
+        left = left.set_column(left.schema.get_field_index("format"), "format", told)
+    return left, _counted(batch, failed)
 
 
 def _counted(batch: pa.RecordBatch, failed: dict[int, str]) -> list[Unanswered]:

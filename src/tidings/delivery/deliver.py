@@ -49,8 +49,6 @@ words; dead letters as JSON; and how long changes took from their commit: how ma
 A row without a lane counts changes that no rule is there for any more, and has their bucket in place of the words; or it has
 an `Unanswered`."""
 
-_NO_FORMAT = "its messages have a format that is new here"
-
 
 @dataclass(frozen=True)
 class Terms:
@@ -121,6 +119,8 @@ def deliver(batches: Iterator[pa.RecordBatch], terms: Terms) -> Iterator[pa.Reco
         open_lanes = {lane: pending for lane, pending in lanes.items() if results[lane].undelivered is None}
         if open_lanes:
             publishers.loop().run_until_complete(_send_lanes(open_lanes, results, terms, deadline))
+        for lane in lanes:
+            results[lane].end()
     yield _rows(results, orphans, merge(unanswered))
 
 
@@ -149,11 +149,14 @@ def by_lane(
             end = bisect_right(range(end), terms.ends[lane], first, key=lambda i: Position(windows[i], seqs[i]))
         if first == end or result.undelivered is not None:
             continue
+        if None in bodies[first:end]:  # from there on nothing of this lane, or it would be out of order
+            end = bodies.index(None, first, end)
+            result.unready = Position(windows[end], seqs[end])
+            if first == end:
+                result.end()
+                continue
         owed = slice(first, end)
         pending = Pending(slots[owed], windows[owed], seqs[owed], [], written[owed])
-        if None in bodies[owed]:  # the next plan will have it; until then nothing of this lane, or it would be out of order
-            result.late, result.undelivered, result.error = True, pending.position(0), _NO_FORMAT
-            continue
         # of the change, not of the lane: a topic's subscription gets what every project publishes there
         attributes = [
             {"id": id_, "sequencer": f"{seq:016X}", PROJECT: project}

@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 from tidings import settings as settings_module
 from tidings.db.connecting import noticing
 from tidings.delivery import cel_batches, shares, unanswered
+from tidings.delivery.cel_batches import FilterTime
 from tidings.delivery.deliver import Terms
 from tidings.delivery.render import IN_HEADERS
 from tidings.delivery.route import Routes, expand, numbers_in
@@ -63,10 +64,13 @@ class Moment(NamedTuple):
 _kept: tuple[int, Routes] = (-1, Routes())
 
 
-def routed(batch: pa.RecordBatch, moment: Moment, terms: Terms, filters: Collection[str] = ()) -> pa.RecordBatch:
+def routed(
+    batch: pa.RecordBatch, moment: Moment, terms: Terms, filters: Collection[str] = (), taken: FilterTime | None = None
+) -> pa.RecordBatch:
     """The changes of a batch, each with the rules and lanes that it goes to, as far as these terms serve them.
 
-    Those of `filters` are left to who asks. Behind them are rows of `unanswered`.
+    Those of `filters` are left to who asks. Behind them are rows of `unanswered`. `taken` is what filters have taken in this
+    task before.
     """
     global _kept
     if _kept[0] != moment.version:
@@ -76,7 +80,7 @@ def routed(batch: pa.RecordBatch, moment: Moment, terms: Terms, filters: Collect
         settings = settings_module.load()
         with psycopg.connect(noticing(settings.database_url)) as connection:
             routes.learn(unknown, found(connection, unknown, moment, settings))
-    return unanswered.with_rows(*cel_batches.matches(shares.owed(expand(batch, routes), terms), filters))
+    return unanswered.with_rows(*cel_batches.matches(shares.owed(expand(batch, routes), terms), filters, taken))
 
 
 def found(connection: Connection, numbers: Iterable[str], moment: Moment, settings: Settings) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from tidings import settings as settings_module
 from tidings.cel.translatable import why_not
 from tidings.changestream import reader
 from tidings.delivery import cel_columns, lookup, session
+from tidings.delivery.cel_batches import FilterTime
 from tidings.delivery.deliver import RESULT, Terms, deliver
 from tidings.delivery.lookup import Moment
 from tidings.delivery.render import details_of, render
@@ -211,9 +212,9 @@ def send_changes(
 
 
 def _route(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    todo = Round.of_this_task()
+    todo, taken = Round.of_this_task(), FilterTime()
     for batch in batches:
-        yield lookup.routed(batch, todo.moment, todo.terms)
+        yield lookup.routed(batch, todo.moment, todo.terms, taken=taken)
 
 
 def changes(
@@ -230,12 +231,12 @@ def changes(
 def _read(
     batches: Iterator[pa.RecordBatch], parts: int, columns: Sequence[str], filters: frozenset[str]
 ) -> Iterator[pa.RecordBatch]:
-    url, todo = settings_module.load().database_url, Round.of_this_task()
+    url, todo, taken = settings_module.load().database_url, Round.of_this_task(), FilterTime()
     for batch in batches:
         for part in batch.column(0).to_pylist():
             for read in reader.read(url, todo.slices, part, parts, columns):
                 for piece in _in_pieces(read):
-                    yield lookup.routed(piece, todo.moment, todo.terms, filters)
+                    yield lookup.routed(piece, todo.moment, todo.terms, filters, taken)
     _leave_alone(len(sys.modules))
 
 

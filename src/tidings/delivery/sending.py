@@ -22,6 +22,8 @@ _SUSPECTED = 3
 DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 3600.0, 86400.0)
 """Seconds from commit to delivered: the upper ends of the histogram's buckets. One more is for what took longer."""
 
+UNREADY = "its messages have a format that is new here, or the filters of its project had no time left in the round"
+
 Care = Literal["none", "probe", "suspect"]
 """How a lane is tried: as it comes; one message before the rest; or so that one bad message can be told from a destination
 that is down."""
@@ -42,6 +44,8 @@ class LaneResult:
     sent: int = 0
     bytes: int = 0
     undelivered: Position | None = None
+    unready: Position | None = None
+    """From here on there is no message yet."""
     late: bool = False
     waits: bool = False
     """What failed waits for somebody to act: it is no sign that the destination is down."""
@@ -52,6 +56,11 @@ class LaneResult:
     delays: list[int] = field(default_factory=lambda: [0] * (len(DELAYS) + 1))
     delay: float = 0.0
     """From the writing of each change to the word that its message was taken: how many for each of DELAYS, and the sum."""
+
+    def end(self) -> None:
+        """Stop where messages are not ready, if all before them were delivered."""
+        if self.unready is not None and self.undelivered is None:
+            self.late, self.undelivered, self.error = True, self.unready, UNREADY
 
     def add(self, sizes: Iterable[int], written: Sequence[int], now: float) -> None:
         """Messages that were sent: the sizes of their bodies, when their changes were written, and when the word came."""

@@ -107,20 +107,29 @@ def hold_back(reports: Iterable[Report], ends: Mapping[int, Position]) -> list[R
 
 
 def owed(routed: pa.RecordBatch, terms: Terms) -> pa.RecordBatch:
-    """Without rows of lanes that these terms do not serve, or not as far: they would be rendered for nothing."""
+    """Without rows of lanes that these terms do not serve, not yet or not as far: they would be filtered and rendered for
+    nothing."""
     lanes = routed.column("lane")
     there = [lane for lane in pc.unique(lanes).to_pylist() if lane is not None]
     dropped = _among(lanes, [lane for lane in there if terms.start_of(lane) is None])
+    starts: dict[Position, list[int]] = {}
     ends: dict[Position, list[int]] = {}
     for lane in there:
+        if (start := terms.start_of(lane)) is not None:
+            starts.setdefault(start, []).append(lane)
         if lane in terms.ends:
             ends.setdefault(terms.ends[lane], []).append(lane)
-    windows, seqs = routed.column("window"), routed.column("seq")
+    for start, of_lanes in starts.items():
+        dropped = pc.or_(dropped, pc.and_(_among(lanes, of_lanes), pc.invert(_after(routed, start))))
     for end, of_lanes in ends.items():
-        later = pc.and_(pc.equal(windows, end.window), pc.greater(seqs, end.seq))
-        after = pc.or_(pc.greater(windows, end.window), later)
-        dropped = pc.or_(dropped, pc.and_(_among(lanes, of_lanes), after))
+        dropped = pc.or_(dropped, pc.and_(_among(lanes, of_lanes), _after(routed, end)))
     return routed.filter(pc.invert(dropped)) if pc.any(dropped).as_py() else routed
+
+
+def _after(routed: pa.RecordBatch, position: Position) -> pa.Array:
+    windows = routed.column("window")
+    later = pc.and_(pc.equal(windows, position.window), pc.greater(routed.column("seq"), position.seq))
+    return pc.or_(pc.greater(windows, position.window), later)
 
 
 def _among(lanes: pa.Array, some: Sequence[int]) -> pa.Array:

@@ -33,6 +33,9 @@ HEADER_BYTES = len(_VERSION) + _ID_BYTES
 LOCK = 0x73656372657473
 """Of whoever makes a data key ("secrets" in ASCII)."""
 
+_IS_OPEN: LiteralString = """
+select coalesce(bool_or(master = %s), true) from data_keys
+where retired_at is null and number = (select max(number) from data_keys where retired_at is null)"""
 _NEWEST: LiteralString = (
     "select id, wrapped from data_keys where master = %s and retired_at is null order by number desc limit 1 for key share"
 )
@@ -56,6 +59,10 @@ class SealedColumn:
 
     def place(self, row: str | bytes) -> bytes:
         return b"\0".join([self.table.encode(), self.column.encode(), row.encode() if isinstance(row, str) else bytes(row)])
+
+
+class Undecryptable(OperatorError):
+    """A secret that no key opens: its row was changed, or comes from elsewhere."""
 
 
 class Keyring:
@@ -96,6 +103,11 @@ class Keyring:
     def check(self, connection: Connection[Any]) -> None:
         """Refuse a master key that is not the one of this database."""
         self._refuse_others([row[0] for row in connection.execute(_MASTERS).fetchall()])
+
+    async def opens(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether what is encrypted now can be read: not by a process whose master key has been replaced."""
+        found = await (await connection.execute(_IS_OPEN, [self.master.id])).fetchone()
+        return found is not None and bool(found[0])
 
     def learn(self, data_key: uuid.UUID, wrapped: bytes) -> AESGCM:
         header = header_of(data_key)
@@ -144,7 +156,7 @@ class Keyring:
             found = yield _FIND, [data_key, self.master.id]
             if not found:
                 self._refuse_others([row[0] for row in (yield _MASTERS, [])])
-                raise OperatorError(
+                raise Undecryptable(
                     f"{column.table}.{column.column} has a secret under the data key {data_key}, which is not in data_keys:"
                     " restore that table from the same backup as the others."
                 )
@@ -169,9 +181,9 @@ def _decrypted(cipher: AESGCM, column: SealedColumn, row: str | bytes, sealed: b
         raise _undecryptable(column, row) from None
 
 
-def _undecryptable(column: SealedColumn, row: str | bytes) -> OperatorError:
+def _undecryptable(column: SealedColumn, row: str | bytes) -> Undecryptable:
     name = row if isinstance(row, str) else bytes(row).hex()
-    return OperatorError(
+    return Undecryptable(
         f"The secret in {column.table}.{column.column} of {name[:200]} cannot be decrypted: it was changed, or comes from"
         " another row. Restore the row from a backup, or make a new secret."
     )

@@ -112,15 +112,21 @@ async def _newest(connection: psycopg.AsyncConnection[Any], settings: Settings) 
     """Id, key and certificate."""
     days = settings.topics.signing_key_days
     row = await (await connection.execute(_NEWEST, [days])).fetchone()
-    if row is None or row[3]:
+    if row is None or row[3] or _ends_soon(row[2]):
         async with connection.transaction():
             await connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
             row = await (await connection.execute(_NEWEST, [days])).fetchone()
-            if row is None or row[3]:  # nobody else was first
+            if row is None or row[3] or _ends_soon(row[2]):  # nobody else was first
                 await _insert(connection, settings)
                 row = await (await connection.execute(_NEWEST, [days])).fetchone()
         assert row is not None
     return row[0], row[1], row[2]
+
+
+def _ends_soon(certificate: str) -> bool:
+    """Whether what is signed now could not be verified for as long as was promised: the setting has been raised since."""
+    ends = x509.load_pem_x509_certificate(certificate.encode()).not_valid_after_utc
+    return ends < datetime.now(UTC) + timedelta(days=_VERIFIED_DAYS)
 
 
 async def _insert(connection: psycopg.AsyncConnection[Any], settings: Settings) -> bytes:

@@ -200,7 +200,7 @@ from tidings.delivery import cel_batches
 
 def batch(*messages):
     said = [json.dumps({"commitMeta": {"message": message}}) for message in messages]
-    wanted = {"metadata": None, "filter": "message == 'x'", "rule": "7"}
+    wanted = {"metadata": None, "filter": "message == 'x'", "rule": "7", "project": "p"}
     return pa.RecordBatch.from_pylist([wanted | {"catalog": text, "seq": n} for n, text in enumerate(said)])
 
 cel_batches.matches(batch("y"), ())

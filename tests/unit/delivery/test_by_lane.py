@@ -83,11 +83,13 @@ def test_every_lane_gets_what_it_is_owed_and_nothing_else(
         start = None if lane in skipped else starts.get(lane, everyone)
         end = ends.get(lane, Position(9, 999))
         owed = [row for row in given_rows if row["lane"] == lane and start and start < (row["window"], row["seq"]) <= end]
-        if any(row["body"] is None for row in owed):
-            assert lane not in found
-            assert results[lane].undelivered == Position(owed[0]["window"], owed[0]["seq"]), "nothing of it is sent"
-            assert results[lane].late
-            continue
+        if (unready := next((row for row in owed if row["body"] is None), None)) is not None:
+            at = Position(unready["window"], unready["seq"])
+            owed = owed[: owed.index(unready)]
+            assert results[lane].unready == at, "nothing is sent from there on"
+            assert results[lane].undelivered == (None if owed else at), "what is before it is sent first"
+            results[lane].end()
+            assert (results[lane].undelivered, results[lane].late) == (at, True)
         messages = [message(row, replay=lane in replays) for row in owed]
         assert (found[lane].messages if lane in found else []) == messages
         if owed:

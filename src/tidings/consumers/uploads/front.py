@@ -94,6 +94,11 @@ class Front:
         raise UploadError("MethodNotAllowed", f"{method} is not for this path: use {allowed}.").with_headers(allow=allowed)
 
     async def _organisation(self, scope: Any, action: str) -> str:
+        organisation = await self._allowed(scope, action)
+        limits.admit(scope, organisation)
+        return organisation
+
+    async def _allowed(self, scope: Any, action: str) -> str:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = given[0].decode("latin-1").strip().partition(" ") if len(given) == 1 else ("", "", "")
         principal = await self._keys.find_by_api_key(key.strip()) if scheme.lower() == "bearer" else None
@@ -102,7 +107,6 @@ class Front:
             raise UploadError("Unauthorized", sentence).with_headers(www_authenticate="Bearer")
         if not principal.grant.allows_beside_buckets(action, time.time()):
             raise UploadError("Forbidden", f"The key does not allow {action} for uploads.")
-        limits.admit(scope, principal.project)
         return principal.project
 
     async def _post(self, organisation: str, scope: Any, body: Body) -> Response:
@@ -124,6 +128,7 @@ class Front:
             size = await _spooled(form, file, most)
             if not size and not form.filename:
                 raise UploadError("BadRequest", "No file was chosen: the field file has neither a name nor content.")
+            await self._allowed(scope, WRITE)  # the key may have been revoked while the file came
             await self._put(upload, content_type, file, size)
         return _answer({"success": True, "name": upload.name, "size": size})
 
