@@ -76,7 +76,10 @@ def topic_arn(text: str, parameter: str = "TopicArn") -> SnsTopic:
 def subscription_arn(text: str) -> str:
     match = _SUBSCRIPTION.fullmatch(text)
     if match is None:
-        raise invalid(f"SubscriptionArn: {text[:300]!r} is not arn:aws:sns:REGION:PROJECT:NAME:UUID")
+        # The last part is what an UnsubscribeURL proves itself by, so it does not come back in an answer.
+        raise invalid(
+            "SubscriptionArn: it is not arn:aws:sns:REGION:PROJECT:NAME:UUID, as Subscribe or an UnsubscribeURL has it"
+        )
     topic_arn(match[1], "SubscriptionArn")
     return text
 
