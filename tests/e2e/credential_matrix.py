@@ -1,26 +1,25 @@
 """Every form of every credential, and every door it can be offered to.
 
 A pair is an access key id with a secret, to sign with. A text is what somebody sends as a bearer token, or as the token of a
-link. Each has a name; `Offer.meant` says whether the door must open for it.
+link. Each has a name; `Offer.meant` says whether the door must open for it. A door opens if it answers what
+`credential_operations` has for a credential that counts.
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import grpc
 import psycopg
-from botocore.auth import S3SigV4Auth, S3SigV4PostAuth, S3SigV4QueryAuth, SigV4Auth, SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-from s3_server import REGION, Server
+from credential_forms import PAYLOADS, Door, Pair, posted, presigned, signature, signed, streamed
+from credential_operations import BUCKET, ELSEWHERE, METHODS, UNSIGNED_FORM, Call, signed_calls
+from google.protobuf.message_factory import GetMessageClass
+from s3_server import Server
 
 import canary
 from tidings.access import api_keys
@@ -29,16 +28,7 @@ from tidings.access.macaroons import Caveat, Macaroon
 from tidings.access.projects import create_project
 from tidings.api import metainfo_pb2
 
-BUCKET, ELSEWHERE, QUEUE = "matrix", "elsewhere", "matrix-queue"
-CATALOG = "/-/catalog/api/v1/"
-_FORM = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}
 _OVER = 1_000_000_000  # a time that has passed
-
-
-class Pair(NamedTuple):
-    name: str
-    access_key_id: str
-    secret: str
 
 
 class Text(NamedTuple):
@@ -86,11 +76,14 @@ class Keys:
         canary.plant(server.database_url)
         return found
 
+    @property
+    def whole(self) -> dict[str, Access]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     def pairs(self) -> list[Pair]:
         valid, foreign = self.valid, self.foreign
-        whole = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return [
-            *(Pair(name, access.access_key_id, access.secret) for name, access in whole.items()),
+            *pairs_of(self.whole),
             Pair("id with a foreign secret", valid.access_key_id, foreign.secret),
             Pair("foreign id with the secret", foreign.access_key_id, valid.secret),
             Pair("id with the secret of a revoked key", valid.access_key_id, self.revoked.secret),
@@ -113,9 +106,8 @@ class Keys:
         last = valid.api_key[-1]
         head = Macaroon.parse(valid.api_key).head
         forged = Macaroon(head, (), Macaroon.new(bytes(32)).tail)
-        whole = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return [
-            *(Text(name, access.api_key) for name, access in whole.items()),
+            *texts_of(self.whole),
             Text("access key id", valid.access_key_id),
             Text("secret", valid.secret),
             Text("id and secret", f"{valid.access_key_id}:{valid.secret}"),
@@ -129,121 +121,95 @@ class Keys:
         ]
 
 
+def pairs_of(whole: dict[str, Access]) -> list[Pair]:
+    return [Pair(name, access.access_key_id, access.secret) for name, access in whole.items()]
+
+
+def texts_of(whole: dict[str, Access]) -> list[Text]:
+    return [Text(name, access.api_key) for name, access in whole.items()]
+
+
 @dataclass
-class Door:
-    """An HTTP server, asked on one connection."""
+class Ending:
+    """A key and one that was made of it: both good until `end`."""
 
-    url: str
-    _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+    database_url: str
+    whole: dict[str, Access]
 
-    def opens(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> bool:
-        """Whether the request was served. A refusal is a 4xx: nothing here may be a fault of the server."""
-        for fresh in (False, True):
-            if self._connection is None or fresh:
-                self.close()
-                self._connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
-            try:
-                self._connection.request(method, target, body or None, headers)
-                answer = self._connection.getresponse()
-                content = answer.read()
-            except (ConnectionError, http.client.HTTPException):
-                if fresh:
-                    raise
-                continue
-            canary.answered(dict(answer.getheaders()), content)
-            assert answer.status < 500, (answer.status, content[:300])
-            return answer.status < 300
-        raise AssertionError
+    @classmethod
+    def create(cls, server: Server) -> Ending:
+        with psycopg.connect(server.database_url, autocommit=True) as connection:
+            key = api_keys.create(connection, server.project)
+            child = api_keys.restrict(connection, key.api_key, Caveat(not_after=4_000_000_000))
+        canary.plant(server.database_url)
+        return cls(server.database_url, {"ending": key, "child of ending": child})
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+    def end(self) -> None:
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            api_keys.revoke(connection, self.whole["ending"].api_key)
 
 
-class Call(NamedTuple):
-    """A call of a service that wants a signature, and for whom else it is served."""
-
-    name: str
-    service: str
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
-    others: tuple[str, ...] = ()
-
-
-_EMPTY = b'<NotificationConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
-_JSON = {"content-type": "application/x-amz-json-1.0"}
-CALLS = [
-    Call("ListBuckets", "s3", "GET", "/", {}, b"", ("foreign", "narrow")),
-    Call("HeadBucket", "s3", "HEAD", f"/{BUCKET}", {}, b""),
-    Call("ListObjects", "s3", "GET", f"/{BUCKET}?list-type=2", {}, b""),
-    Call("GetObject", "s3", "GET", f"/{BUCKET}/key", {}, b""),
-    Call("PutObject", "s3", "PUT", f"/{BUCKET}/key", {}, b"x"),
-    Call("DeleteObject", "s3", "DELETE", f"/{BUCKET}/gone", {}, b""),
-    Call("GetNotification", "s3", "GET", f"/{BUCKET}?notification=", {}, b""),
-    Call("PutNotification", "s3", "PUT", f"/{BUCKET}?notification=", {}, _EMPTY),
-    Call("ListTopics", "sns", "POST", "/", _FORM, b"Action=ListTopics&Version=2010-03-31", ("foreign",)),
-    Call("ListSubscriptions", "sns", "POST", "/", _FORM, b"Action=ListSubscriptions&Version=2010-03-31", ("foreign",)),
-    Call("ListQueues", "sqs", "POST", "/", {**_JSON, "x-amz-target": "AmazonSQS.ListQueues"}, b"{}", ("foreign",)),
-    Call(
-        *("GetQueueUrl", "sqs", "POST", "/"),
-        {**_JSON, "x-amz-target": "AmazonSQS.GetQueueUrl"},
-        json.dumps({"QueueName": QUEUE}).encode(),
-    ),
-]
-ALWAYS = ("valid", "child")
+ALWAYS = ("valid", "child", "ending", "child of ending")
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.NOT_FOUND)
 
 
-def signed(door: Door, pair: Pair, call: Call) -> bool:
-    request = AWSRequest(call.method, f"{door.url}{call.target}", headers=dict(call.headers), data=call.body)
-    signer = S3SigV4Auth if call.service == "s3" else SigV4Auth
-    signer(Credentials(pair.access_key_id, pair.secret), call.service, REGION).add_auth(request)
-    return door.opens(call.method, call.target, dict(request.headers), call.body)
+@dataclass
+class Place:
+    """What the calls and the links are about."""
+
+    server: Server
+    topic: str
+    token: str
+    """Of the subscription to that topic that waits."""
+    upload: str
+    """The id of an upload to `BUCKET/parts` that never ends."""
+
+    def calls(self) -> list[Call]:
+        return signed_calls(self.server.endpoint, self.server.project)
+
+    def bodies(self) -> list[Call]:
+        part = f"/{BUCKET}/parts?partNumber=1&uploadId={self.upload}"
+        return [
+            Call("PutObject", "s3", "PUT", f"/{BUCKET}/key", body=b"x", others=(), hidden=("404 NoSuchBucket",)),
+            Call("UploadPart", "s3", "PUT", part, body=b"x", others=(), hidden=("404 NoSuchUpload",)),
+        ]
 
 
-def presigned(door: Door, pair: Pair, call: Call) -> bool:
-    request = AWSRequest(call.method, f"{door.url}{call.target}", headers=dict(call.headers))  # S3 signs no body here
-    signer = S3SigV4QueryAuth if call.service == "s3" else SigV4QueryAuth
-    signer(Credentials(pair.access_key_id, pair.secret), call.service, REGION, 600).add_auth(request)
-    return door.opens(call.method, request.url.removeprefix(door.url), dict(request.headers), call.body)
-
-
-def posted(door: Door, pair: Pair) -> bool:
-    """A browser's form with a signed policy."""
-    until = (datetime.now(UTC) + timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    request = AWSRequest("POST", f"{door.url}/{BUCKET}")
-    policy = {"expiration": until, "conditions": [{"bucket": BUCKET}, {"key": "form"}]}
-    request.context = {"s3-presign-post-fields": {"key": "form"}, "s3-presign-post-policy": policy}
-    S3SigV4PostAuth(Credentials(pair.access_key_id, pair.secret), "s3", REGION).add_auth(request)
-    fields = request.context["s3-presign-post-fields"]
-    parts = [f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
-    body = "".join([*parts, '--b\r\ncontent-disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n']).encode()
-    headers = {"content-type": "multipart/form-data; boundary=b"}
-    return door.opens("POST", f"/{BUCKET}", headers, body)
-
-
-def with_signatures(api: Door, pairs: list[Pair]) -> Iterator[Offer]:
+def with_signatures(place: Place, api: Door, pairs: list[Pair], whole: Pair) -> Iterator[Offer]:
+    """`whole` is a pair that counts: it signs the headers before chunks that each other one signs."""
     for pair in pairs:
-        for call in CALLS:
-            meant = pair.name in (*ALWAYS, *call.others)
-            yield Offer(pair.name, f"{call.name}, header", meant, lambda p=pair, c=call: signed(api, p, c))
+        for call in place.calls():
+            meant, name = pair.name in (*ALWAYS, *call.others), f"{call.service} {call.name}"
+            yield Offer(pair.name, f"{name}, header", meant, lambda p=pair, c=call: c.opens(signed(api, p, c)))
             in_query = meant and call.service == "s3"  # SNS and SQS take no signature in the query
-            yield Offer(pair.name, f"{call.name}, presigned", in_query, lambda p=pair, c=call: presigned(api, p, c))
-        yield Offer(pair.name, "PostObject, form", pair.name in ALWAYS, lambda pair=pair: posted(api, pair))
+            yield Offer(pair.name, f"{name}, presigned", in_query, lambda p=pair, c=call: c.opens(presigned(api, p, c)))
+            if call.service == "sns":
+                get = call._replace(method="GET", target=f"/?{call.body.decode()}", headers={}, body=b"")
+                yield Offer(pair.name, f"{name} by GET, header", meant, lambda p=pair, c=get: c.opens(signed(api, p, c)))
+        meant = pair.name in ALWAYS
+        for call in place.bodies():
+            for payload in PAYLOADS:
+
+                def opens(head: Pair, chunks: Pair, call: Call = call, payload: str = payload) -> bool:
+                    return call.opens(streamed(place.server, api, head, call, payload, chunks))
+
+                yield Offer(pair.name, f"s3 {call.name}, {payload}", meant, lambda p=pair, o=opens: o(p, p))
+                if "HMAC" in payload and pair.secret != whole.secret:
+                    name = f"s3 {call.name}, chunks of {payload}"
+                    yield Offer(pair.name, name, False, lambda p=pair, o=opens: o(whole, p))
+        yield Offer(pair.name, "s3 PostObject, form", meant, lambda pair=pair: posted(api, pair))
 
 
-def signatures_where_none_counts(doors: dict[str, tuple[Door, str]], pairs: list[Pair]) -> Iterator[Offer]:
+def signatures_where_none_counts(calls: list[tuple[Door, Call]], pairs: list[Pair]) -> Iterator[Offer]:
     for pair in pairs:
-        for name, (door, path) in doors.items():
+        for door, call in calls:
             for service in ("s3", "sqs"):
-                call = Call(name, service, "GET", path, {}, b"")
-                yield Offer(pair.name, f"{name}, signed for {service}", False, lambda d=door, p=pair, c=call: signed(d, p, c))
-                yield Offer(
-                    pair.name, f"{name}, presigned for {service}", False, lambda d=door, p=pair, c=call: presigned(d, p, c)
-                )
+                as_signed = call._replace(service=service)
+                for how, sent in (("signed", signed), ("presigned", presigned)):
+                    yield Offer(
+                        *(pair.name, f"{call.service} {call.name}, {how} for {service}", False),
+                        lambda d=door, p=pair, c=as_signed, s=sent: c.opens(s(d, p, c)),
+                    )
 
 
 def _forms(text: str) -> dict[str, dict[str, str]]:
@@ -257,51 +223,35 @@ def _forms(text: str) -> dict[str, dict[str, str]]:
     }
 
 
-def with_texts(catalog: Door, uploads: Door, texts: list[Text]) -> Iterator[Offer]:
-    upload = (
-        b'--b\r\ncontent-disposition: form-data; name="name"\r\n\r\nn\r\n'
-        b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nx\r\n--b--\r\n'
-    )
-    multipart = {"content-type": "multipart/form-data; boundary=b"}
-    calls: list[tuple[str, Door, str, str, dict[str, str], bytes]] = [
-        ("catalog, references", catalog, "GET", f"{CATALOG}trees", {}, b""),
-        ("catalog, configuration", catalog, "GET", f"{CATALOG}config", {}, b""),
-        ("catalog, subscriptions", catalog, "GET", "/-/catalog/subscriptions", {}, b""),
-        ("uploads, list", uploads, "GET", "/api/uploads", {}, b""),
-        ("uploads, post", uploads, "POST", "/api/uploads", multipart, upload),
-    ]
+def with_texts(calls: list[tuple[Door, Call]], texts: list[Text]) -> Iterator[Offer]:
     for text in texts:
-        for name, door, method, path, headers, body in calls:
+        for door, call in calls:
+            name = f"{call.service} {call.name}"
             for form, proof in _forms(text.value).items():
-                meant = text.name in (*ALWAYS, "foreign") and form.lower() == "bearer"
-                sent = {**headers, **proof}
-                yield Offer(
-                    text.name, f"{name}, {form}", meant, lambda d=door, m=method, p=path, h=sent, b=body: d.opens(m, p, h, b)
-                )
-            target = f"{path}?access_token={quote(text.value)}"
-            yield Offer(
-                text.name, f"{name}, query", False, lambda d=door, m=method, t=target, h=headers, b=body: d.opens(m, t, h, b)
-            )
+                meant = text.name in (*ALWAYS, *call.others) and form.lower() == "bearer"
+                yield Offer(text.name, f"{name}, {form}", meant, lambda d=door, c=call, h=proof: c.opens(asked(d, c, h)))
+            query = f"access_token={quote(text.value)}"
+            yield Offer(text.name, f"{name}, query", False, lambda d=door, c=call, q=query: c.opens(asked(d, c, {}, q)))
 
 
-def texts_where_none_counts(api: Door, texts: list[Text]) -> Iterator[Offer]:
+def texts_where_none_counts(place: Place, api: Door, texts: list[Text]) -> Iterator[Offer]:
     for text in texts:
-        for call in CALLS:
+        for call in (*place.calls(), UNSIGNED_FORM):
             for form, proof in _forms(text.value).items():
-                headers = {**call.headers, **proof}
-                yield Offer(
-                    *(text.name, f"{call.name}, {form}", False),
-                    lambda c=call, h=headers: api.opens(c.method, c.target, h, c.body),
-                )
+                name = f"{call.service} {call.name}"
+                yield Offer(text.name, f"{name}, {form}", False, lambda c=call, h=proof: c.opens(asked(api, c, h)))
 
 
-def over_grpc(channel: grpc.Channel, texts: list[Text]) -> Iterator[Offer]:
-    get, put = metainfo_pb2.GetBucketNotificationConfigurationRequest, metainfo_pb2.PutBucketNotificationConfigurationRequest
+def asked(door: Door, call: Call, headers: Mapping[str, str], query: str = "") -> str:
+    target = f"{call.target}{'&' if '?' in call.target else '?'}{query}" if query else call.target
+    return door.answer(call.method, target, {**call.headers, **headers}, call.body)
 
-    def call(method: str, request: Any, metadata: list[tuple[str, str]]) -> bool:
+
+def over_grpc(channel: grpc.Channel, pairs: list[Pair], texts: list[Text]) -> Iterator[Offer]:
+    def opens(method: str, request: Any, metadata: dict[str, str]) -> bool:
         invoke = channel.unary_unary(f"/tidings.metainfo.Metainfo/{method}")
         try:
-            canary.seen(repr(invoke(request.SerializeToString(), timeout=60, metadata=metadata)))
+            canary.seen(repr(invoke(request.SerializeToString(), timeout=60, metadata=list(metadata.items()))))
         except grpc.RpcError as error:
             canary.seen(str(error))
             if error.code() not in _REFUSALS:
@@ -309,22 +259,33 @@ def over_grpc(channel: grpc.Channel, texts: list[Text]) -> Iterator[Offer]:
             return False
         return True
 
+    for pair in pairs:
+        for method in METHODS:
+            call = Call(method.name, "s3", "POST", f"/tidings.metainfo.Metainfo/{method.name}")
+            bare = GetMessageClass(method.input_type)(name=BUCKET.encode())
+            yield Offer(
+                *(pair.name, f"gRPC {method.name}, signed", False),
+                lambda m=method.name, r=bare, p=pair, c=call: opens(m, r, signature(p, c)),
+            )
     for text in texts:
-        for method, kind in (("GetBucketNotificationConfiguration", get), ("PutBucketNotificationConfiguration", put)):
-            meant = text.name in ALWAYS
+        for method in METHODS:
+            meant, kind = text.name in ALWAYS, GetMessageClass(method.input_type)
             in_header = kind(header=metainfo_pb2.RequestHeader(api_key=text.value.encode()), name=BUCKET.encode())
             bare = kind(name=BUCKET.encode())
-            yield Offer(text.name, f"gRPC {method}, header", meant, lambda m=method, r=in_header: call(m, r, []))
+            name = f"gRPC {method.name}"
+            yield Offer(text.name, f"{name}, header", meant, lambda m=method.name, r=in_header: opens(m, r, {}))
             for form, proof in _forms(text.value).items():
-                opens = meant and form.lower() == "bearer"
-                sent = list(proof.items())
-                yield Offer(text.name, f"gRPC {method}, {form}", opens, lambda m=method, r=bare, s=sent: call(m, r, s))
+                in_metadata = meant and form.lower() == "bearer"
+                yield Offer(text.name, f"{name}, {form}", in_metadata, lambda m=method.name, r=bare, s=proof: opens(m, r, s))
 
 
-def at_links(api: Door, topic: str, token: str, texts: list[Text]) -> Iterator[Offer]:
-    for name, value in [Text("token of the link", token), *texts]:
-        query = urlencode({"Action": "ConfirmSubscription", "TopicArn": topic, "Token": value})
-        yield Offer(name, "link", value == token, lambda q=query: api.opens("GET", f"/?{q}", {}))
+def at_links(place: Place, api: Door, texts: list[Text]) -> Iterator[Offer]:
+    for name, value in [Text("token of the link", place.token), *texts]:
+        confirm = urlencode({"Action": "ConfirmSubscription", "TopicArn": place.topic, "Token": value})
+        leave = urlencode({"Action": "Unsubscribe", "SubscriptionArn": f"{place.topic}:{value}"})
+        meant = value == place.token
+        yield Offer(name, "link ConfirmSubscription", meant, lambda q=confirm: api.opens("GET", f"/?{q}", {}))
+        yield Offer(name, "link Unsubscribe", False, lambda q=leave: api.opens("GET", f"/?{q}", {}))
 
 
 def at_webhook(webhook: Door, genuine: dict[str, Any], others: dict[str, dict[str, Any]], texts: list[Text]) -> Iterator[Offer]:
