@@ -20,7 +20,7 @@ from tidings.delivery import cel_batches
 from tidings.errors import ExpressionMistake
 
 SEED = 20261118
-NUMBER = 400
+NUMBER = 470
 
 
 def numbers(count: int) -> str:
@@ -43,6 +43,8 @@ def quoted(text: str) -> str:
 
 
 LETTERS = r"\pL*\pN"
+BRACED = r"\p{a}"
+QUOTED = r"\Qa"
 MISSING = "{'a': true}[message]"
 
 
@@ -105,6 +107,13 @@ _FAMILIES: dict[str, Callable[[int], str]] = {
     "sizes": lambda n: f"{nested(2, n, 'size(message) > 0', 'all')}",
     "comparisons": lambda n: f"{nested(2, 2 * n, 'message < message + author', 'all')}",
     "constants": lambda n: f"'{'x' * (150 * n)}'.contains(message) || ['{'y' * (100 * n)}'].exists(y, y == message)",
+    "a bracket without its end": lambda n: f"message.matches(r'[{LETTERS[:3] * n * 20}')",
+    "names without their end": lambda n: f"message.matches(r'[{BRACED * n * 10}')",
+    "a parenthesis without its end": lambda n: f"message.matches('{'(' * n * 20}')",
+    "a brace without its end": lambda n: f"message.matches('a{'{1,' * n * 20}')",
+    "a quotation without its end": lambda n: f"message.matches(r'{QUOTED * n * 20}')",
+    "what is no expression": lambda n: "#" * (150 * n),
+    "macros in macros": lambda n: f"{'roles.exists(v, ' * (2 * n)}true{')' * (2 * n)}",
     "depth": lambda n: f"{'(' * n}{'!' * n}true{')' * n}",
     "terms": lambda n: " || ".join([f"message + '{n}' == author"] * n),
     "exactly one": lambda n: f"{nested(2, n, 'message == author', 'exists_one').replace('.exists_one(v1', '.exists_one(w', 1)}",
@@ -244,12 +253,14 @@ def status(name: str) -> float:
 
 def run(seed: int) -> dict[str, Any]:
     assert cel_batches.matches, "this process has loaded what a worker has"
-    taken, refused = [], 0
+    taken, refused, registered = [], 0, (0.0, "")
     for text in expressions(seed):
+        began = time.thread_time()
         try:
             taken.append(Expression(text))
         except ExpressionMistake:
             refused += 1
+        registered = max(registered, (time.thread_time() - began, text))
     events = list(largest_events())
     for event in events:
         Expression("type == 'x' && roles.exists(r, r == message)").evaluate(event)
@@ -274,6 +285,8 @@ def run(seed: int) -> dict[str, Any]:
         "unanswered": unanswered,
         "slowest_ms": round(1000 * slowest[0], 2),
         "slowest": slowest[1][:300],
+        "registered_ms": round(1000 * registered[0], 2),
+        "registered": registered[1][:300],
         "before_mib": round(before, 1),
         "peak_mib": round(status("VmHWM") - before, 1),
         "after_mib": round(status("VmRSS"), 1),

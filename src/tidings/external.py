@@ -35,8 +35,16 @@ class Account(BaseModel, frozen=True, extra="forbid"):
     projects: str = Field("", description="projects that may send there: their public ids, separated by commas, or *")
 
     def allows(self, project: str) -> bool:
-        allowed = [each.strip() for each in self.projects.split(",")]
-        return project in allowed or "*" in allowed
+        return project in self._allowed or "*" in self._allowed
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several projects may send to the same queues and topics there."""
+        return "*" in self._allowed or len(self._allowed) > 1
+
+    @property
+    def _allowed(self) -> set[str]:
+        return {name for each in self.projects.split(",") if (name := each.strip())}
 
     def url(self, service: str, region: str) -> str | None:
         """Where a service of the account is, `region` being that of an ARN; None if AWS has no such region.

@@ -29,6 +29,8 @@ from tidings.local.postgres import Postgres
 from waiting import PATIENCE_SECONDS, until
 
 BUCKET, LARGE = "takes-much", 32 * 1024 * 1024
+LISTED = 1000
+"""Keys of a thousand characters, each five in the answer: five megabytes."""
 GROWTH = 1.2
 P99_SECONDS = 1.0
 
@@ -62,7 +64,11 @@ def place(postgres: Postgres, folder: Path, name: str, **environment: str) -> It
             access_key_id, secret = create_key(connection, project)
         other = replace(server, access_key_id=access_key_id, secret=secret, project=project)
         other.client().create_bucket(Bucket=BUCKET)
-        other.client().put_object(Bucket=BUCKET, Key="large", Body=os.urandom(LARGE))
+        client = other.client()
+        client.put_object(Bucket=BUCKET, Key="large", Body=os.urandom(LARGE))
+        with ThreadPoolExecutor(8) as threads:
+            for number in range(LISTED):
+                threads.submit(client.put_object, Bucket=BUCKET, Key=f"&{number:03}{'&' * 1000}", Body=b"")
         yield Place(server, other, Tenant(server))
 
 
@@ -72,9 +78,11 @@ def defaults(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def head(server: Server, method: str, path: str, more: str = "") -> str:
-    fields = Signer(server).headers(method, path, "", "UNSIGNED-PAYLOAD", {})
-    return f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + more + "\r\n"
+def head(server: Server, method: str, path: str, more: str = "", query: str = "") -> str:
+    fields = Signer(server).headers(method, path, query, "UNSIGNED-PAYLOAD", {})
+    target = f"{path}?{query}" if query else path
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "".join(f"{line}\r\n" for line in lines) + more + "\r\n"
 
 
 def idle(here: Place, connections: int) -> Plan:
@@ -94,12 +102,17 @@ def readers(here: Place, connections: int) -> Plan:
     return Plan(here.server.port, connections, head=head(here.other, "GET", f"/{BUCKET}/large"))
 
 
+def listers(here: Place, connections: int) -> Plan:
+    """Readers of answers that are made whole before they are sent."""
+    return Plan(here.server.port, connections, head=head(here.other, "GET", f"/{BUCKET}", query="prefix=%26"))
+
+
 @pytest.mark.parametrize(
     ("flood", "connections", "seconds"),
     [
-        *((flood, 1500, 3) for flood in (idle, headers, uploads, readers)),
+        *((flood, 1500, 3) for flood in (idle, headers, uploads, readers, listers)),
         pytest.param(idle, 10_000, 60, marks=pytest.mark.chaos),
-        *(pytest.param(flood, 2000, 60, marks=pytest.mark.chaos) for flood in (headers, uploads, readers)),
+        *(pytest.param(flood, 2000, 60, marks=pytest.mark.chaos) for flood in (headers, uploads, readers, listers)),
     ],
 )
 def test_a_tenant_gets_all_its_answers_beside_a_flood(
@@ -115,7 +128,7 @@ def test_a_tenant_gets_all_its_answers_beside_a_flood(
     assert tenant.failed == []
     assert report.opened >= connections
     assert set(report.answers) <= {"200", "503 SlowDown", "400 RequestTimeout"}
-    if flood in (uploads, readers):  # a project's share is 256 requests in each process
+    if flood in (uploads, readers, listers):  # a project's share is 256 requests in each process
         assert report.answers["503 SlowDown"] > 0
     until(lambda: defaults.settles_below(GROWTH * before), "memory as before")
     say(

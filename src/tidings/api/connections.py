@@ -36,7 +36,8 @@ _HURRIED_SECONDS, _HURRIED_SHARE = 0.05, 2
 """While connections are over a limit: new clients wait behind them until the server accepts them."""
 _WARN_SECONDS = 60.0
 _TRIM_SECONDS, _TRIMMED_FOR_SECONDS = 5.0, 60.0
-"""After connections were closed, what their answers held goes back to the system: the C library keeps it for the next ones."""
+_MANY = 16
+"""After many connections have ended, what their answers held goes back to the system: the C library keeps it for the next."""
 _HEAVY = 16
 """Where all together have too many, addresses with more than a sixteenth of them give first."""
 _INFO_BYTES = 232
@@ -174,12 +175,12 @@ def watch(port: int, under_way: UnderWay) -> None:
 def _watch(connections: Connections) -> None:
     warned, closed, trimmed, trim_until = 0.0, 0, 0.0, 0.0
     while True:
-        started, over, before = time.monotonic(), False, connections.closed
+        started, over, closed_before, open_before = time.monotonic(), False, connections.closed, connections.open
         try:
             over = connections.look(started)
         except Exception:  # without this thread there would be no limits
             _log.exception("connections cannot be looked at")
-        if connections.closed > before:
+        if connections.closed > closed_before or connections.open < open_before - _MANY:
             trim_until = started + _TRIMMED_FOR_SECONDS
         if trimmed + _TRIM_SECONDS < started < trim_until:
             _trim()

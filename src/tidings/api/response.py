@@ -12,6 +12,10 @@ from tidings.api.body import Receive
 STALL_SECONDS = 60.0
 """Where the kernel shows no more (see `connections`), who takes nothing for so long is not waited for."""
 
+_WHOLE_BYTES, _PIECE_BYTES = 128 * 1024, 64 * 1024
+"""What is longer goes out in pieces. The server would take it whole, and then the request would be over, and nothing would
+count it, for as long as a slow client takes."""
+
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
@@ -29,10 +33,17 @@ class Response:
         if isinstance(body, bytes) and "content-length" not in self.headers and self.status not in (204, 304):
             headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        if isinstance(body, bytes):
-            await send({"type": "http.response.body", "body": body})
-        else:
+        if not isinstance(body, bytes):
             await _stream(body, receive, send)
+        elif len(body) > _WHOLE_BYTES:
+            await _stream(_pieces(body), receive, send)
+        else:
+            await send({"type": "http.response.body", "body": body})
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield body[start : start + _PIECE_BYTES]
 
 
 async def _stream(body: AsyncIterator[bytes], receive: Receive, send: Send) -> None:

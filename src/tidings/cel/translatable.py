@@ -16,8 +16,8 @@ _KINDS = ("bool", "int", "string", "list")
 _SMALL = 2**31
 _MOST_PARTS = 200
 """A larger plan costs everybody's rounds."""
-_MOST_PARSES = 40
-"""Of the event's JSON, which Spark parses once for each reference: 0.3 ms each for the largest message."""
+_MOST_PARSES = 12
+"""Of the event's JSON, which Spark parses once for each reference: 1 to 2 ms each for the largest message."""
 _NOT_PARSED = ("type", "repository", "reference", "fullReference", "referenceType", "createdBy")
 """Variables that are columns of a change. The others are in its JSON."""
 _PARSES = {"contentNamespace": 2}

@@ -3,7 +3,7 @@
 Where CEL has no answer (an index out of range), Spark has null; and as in CEL `false && …` is false and `true || …` is true
 whatever the other side is, three-valued logic gives the same end: what is not true in the end is a no. What Spark means
 otherwise is not translated (regular expressions that are more than a text, arithmetic beyond sums of small numbers, maps),
-nor what could take Spark long: macros in macros, macros whose condition names a variable of the event's JSON, and more than 40
+nor what could take Spark long: macros in macros, macros whose condition names a variable of the event's JSON, and more than 12
 references to such variables. Spark's optimizer puts the parsing of the JSON where a variable is named, so it would parse for
 each element, and it does for each reference. Such expressions are evaluated by CEL itself over Arrow batches
 (`cel_batches.py`).

@@ -228,8 +228,8 @@ class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
 
     def beside(self, name: str) -> list[str]:
         """The names of clusters that have a broker in common with this one, itself among them."""
-        brokers = {*self.clusters[name].bootstrap.split(",")}
-        return sorted(each for each, cluster in self.clusters.items() if brokers & {*cluster.bootstrap.split(",")})
+        brokers = _brokers(self.clusters[name])
+        return sorted(each for each, cluster in self.clusters.items() if brokers & _brokers(cluster))
 
     def in_the_clear(self) -> str:
         """The clusters as the variable TIDINGS_KAFKA__CLUSTERS has them, secrets included: for a process of ours elsewhere."""
@@ -238,6 +238,13 @@ class KafkaSettings(BaseModel, frozen=True, extra="forbid"):
             for name, cluster in self.clusters.items()
         }
         return json.dumps(clusters)
+
+
+def _brokers(cluster: KafkaCluster) -> set[tuple[str, str]]:
+    """Host and port of each broker, whichever way they are written."""
+    found = (each.rpartition("://")[2].strip().lower().rpartition(":") for each in cluster.bootstrap.split(","))
+    pairs = ((host, port) if port.isdecimal() and host else (f"{host}:{port}".lstrip(":"), "9092") for host, _, port in found)
+    return {(host.rstrip("."), port) for host, port in pairs}
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

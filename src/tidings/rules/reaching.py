@@ -79,3 +79,9 @@ def left_open(settings: Settings) -> Iterator[str]:
     for name, cluster in settings.kafka.clusters.items() if "kafka" in enabled else ():
         if not cluster.topics and ("*" in cluster.projects or len(cluster.projects) > 1):
             yield f"kafka.clusters.{name}.topics is not set, and several projects may send there: {ending}"
+    for number, account in settings.external.accounts.items() if {"sns", "queue"} & {*enabled} else ():
+        if account.is_shared:
+            yield (
+                f"external.accounts.{number}.projects has several projects, and each may send to every queue and topic of it:"
+                " only the attribute tidings-project tells their messages apart"
+            )

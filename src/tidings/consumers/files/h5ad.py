@@ -50,7 +50,8 @@ def doi(path: Path, chunk_bytes: int = CHUNK_BYTES) -> str | None:
 def normalised(text: str) -> str | None:
     """`https://doi.org/10.1101/ABC.` is `10.1101/abc`."""
     found = _DOI.search(text)
-    return found[0].rstrip(".,;)]}").lower() if found else None
+    doi = found[0].rstrip(".,;)]}").lower() if found else ""
+    return doi if _DOI.fullmatch(doi) else None
 
 
 def _holds(group: Any, name: str, kind: int) -> bool:
