@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -39,12 +40,13 @@ from tidings.db.migrate import migrate
 from waiting import PATIENCE_SECONDS, until
 
 GET, PUT = (f"/tidings.metainfo.Metainfo/{verb}BucketNotificationConfiguration" for verb in ("Get", "Put"))
-IDLE = "TIDINGS_LIMITS__HEADER_SECONDS"
+IDLE, SLOW = "TIDINGS_LIMITS__HEADER_SECONDS", "TIDINGS_LIMITS__IDLE_SECONDS"
 
 
 @pytest.fixture
 def front(database_url: str, tmp_path: Path) -> Iterator[Front]:
-    with metainfo_server(database_url, tmp_path, TIDINGS_LIMITS__CONNECTIONS="256", **{IDLE: "3600"}) as running:
+    patient = {IDLE: "3600", SLOW: "3600"}
+    with metainfo_server(database_url, tmp_path, TIDINGS_LIMITS__CONNECTIONS="256", **patient) as running:
         yield running
 
 
@@ -96,6 +98,85 @@ def test_calls_of_one_project_leave_room_for_others(front: Front) -> None:
         for call in calls:
             call.cancel()
     front.pubsub.set_fault(TOPIC, None)
+
+
+def test_answers_that_a_client_does_not_let_out_shut_the_port_for_nobody(front: Front) -> None:
+    bucket, theirs = front.bucket(), front.key(project=project(front, "another"))
+    own = front.bucket(theirs)
+    with front.client() as client, ExitStack() as open_:
+        starved = []
+        for _ in range(42):  # with 99 calls each these are more than the port has open at once
+            starved.append(open_.enter_context(Starved(front)))
+            starved[-1].get(theirs.api_key, own, calls=99)
+            assert client.get_bucket_notification_configuration(bucket) is None
+        until(lambda: sum(each.is_reset() for each in starved) >= 30, "the oldest are reset")
+        assert not starved[-1].is_reset()
+        assert client.get_bucket_notification_configuration(bucket) is None
+
+
+def test_a_client_that_does_not_let_its_answer_out_is_reset(database_url: str, tmp_path: Path) -> None:
+    with metainfo_server(database_url, tmp_path, **{SLOW: "1"}) as front, Starved(front) as starved:
+        starved.get(front.key().api_key, front.bucket(), calls=1)
+        until(starved.is_reset, "the connection is reset")
+
+
+class Starved:
+    """A connection on which the server may send headers and no data: SETTINGS_INITIAL_WINDOW_SIZE is 0 (RFC 9113, 6.9.2)."""
+
+    def __init__(self, front: Front) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", front.server.grpc_port), PATIENCE_SECONDS)
+        self._received = self._socket.makefile("rb")
+        settings, acknowledged = frame(4, 0, 0, struct.pack(">HI", 4, 0)), frame(4, 1, 0)
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + acknowledged)
+
+    def __enter__(self) -> Starved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def get(self, api_key: str, bucket: str, calls: int) -> None:
+        """Make calls, no more at once than a project may have, until each has its answer or the connection ends."""
+        header = pb.RequestHeader(api_key=api_key.encode())
+        request = pb.GetBucketNotificationConfigurationRequest(header=header, name=bucket.encode()).SerializeToString()
+        data = struct.pack(">BI", 0, len(request)) + request
+        names = {":method": "POST", ":scheme": "http", ":path": GET, ":authority": "a", "te": "trailers"}
+        fields = b"".join(map(literal, [*names.items(), ("content-type", "application/grpc")]))
+        streams = range(1, 2 * calls, 2)
+        with suppress(ConnectionError):
+            for first in range(0, calls, MAX_PER_PROJECT):
+                some = streams[first : first + MAX_PER_PROJECT]
+                self._socket.sendall(b"".join(frame(1, 4, each, fields) + frame(0, 1, each, data) for each in some))
+                for _ in some:
+                    self._headers()
+
+    def _headers(self) -> None:
+        """Wait for the headers of an answer, which need no window."""
+        kind = 0
+        while kind != 1:
+            size, kind, _, _ = struct.unpack(">IBBI", b"\0" + self._read(9))
+            self._read(size)
+
+    def _read(self, number: int) -> bytes:
+        if len(data := self._received.read(number)) < number:
+            raise ConnectionError
+        return data
+
+    def is_reset(self) -> bool:
+        try:
+            return closed(self._socket)
+        except ConnectionError:
+            return True
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def literal(field: tuple[str, str]) -> bytes:
+    """A header field in HPACK: literal, without a place in the table."""
+    name, value = (each.encode() for each in field)
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
 def project(front: Front, name: str) -> str:

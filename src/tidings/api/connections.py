@@ -2,8 +2,9 @@
 
 A thread looks at every socket of the process that is connected to the server's port. Where an address, or all together, have
 too many, it closes those that never had a verified request, the oldest first, then the longest idle. It also closes those
-whose client does not take its answer. What it closes is a duplicate of the descriptor, whose inode says that it is the socket
-that was judged. Linux only; elsewhere there is no thread.
+whose client does not take its answer, and those whose client does not let it out: HTTP/2 sends no data into a window of 0, so
+the kernel knows nothing of such an answer. What it closes is a duplicate of the descriptor, whose inode says that it is the
+socket that was judged. Linux only; elsewhere there is no thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import termios
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _MANY = 16
 """After many connections have ended, what their answers held goes back to the system: the C library keeps it for the next."""
 _HEAVY = 16
 """Where all together have too many, addresses with more than a sixteenth of them give first."""
+_MOST_UNSENT = 1024
+"""Answers that gRPC could not send yet: a quarter of the calls that may be open in a process (`grpc_server.MOST_CALLS`)."""
 _INFO_BYTES = 232
 _LAST_RECEIVED = 52
 _ACKED = 120
@@ -107,6 +110,7 @@ class Connections:
         idle: dict[str, list[Quiet]] = defaultdict(list)
         number: dict[str, int] = defaultdict(int)
         slow: list[Connection] = []
+        starved, many = _starved(list(under_way.unsent_answers.values()), now - limits.idle_seconds)
         for connection in self._sockets.values():
             client = connection.client
             if client is None:
@@ -114,7 +118,7 @@ class Connections:
             address = network(client[0])
             number[address] += 1
             try:
-                if connection.is_slow(now, limits.idle_seconds, limits.least_rate):
+                if connection.is_slow(now, limits.idle_seconds, limits.least_rate) or client in starved:
                     slow.append(connection)
                 if client not in under_way.busy:
                     served = client in under_way.served
@@ -127,7 +131,7 @@ class Connections:
         over = _over(idle, number, limits.connections_per_address, limits.connections)
         self._close(slow, slow=True)
         self._close(over.values(), slow=False)
-        return bool(over)
+        return bool(over) or many
 
     def _found(self, now: float) -> dict[int, Connection]:
         """All sockets of this process, by their descriptors. What was known of one that is still there is kept."""
@@ -225,6 +229,20 @@ def _info(descriptor: int) -> bytes:
         return looked_at.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES).ljust(_INFO_BYTES, b"\0")
     finally:
         looked_at.detach()
+
+
+def _starved(unsent: list[tuple[Client, float]], long_ago: float) -> tuple[set[Client], bool]:
+    """The connections with an answer that could not be sent since long ago, and whether there are too many such answers.
+
+    Then the address that has most of them loses the connections with its oldest ones.
+    """
+    starved = {client for client, since in unsent if since <= long_ago}
+    excess = len(unsent) - _MOST_UNSENT
+    if excess > 0:
+        clients = [client for client, _ in unsent]
+        [(largest, _)] = Counter(network(address) for address, _ in clients).most_common(1)
+        starved.update([client for client in clients if network(client[0]) == largest][:excess])
+    return starved, excess > 0
 
 
 def _over(idle: dict[str, list[Quiet]], number: dict[str, int], per_address: int, most: int) -> dict[Client, Connection]:

@@ -7,8 +7,10 @@ could open any number: beyond some the oldest is ended, for a client that means 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import unquote
 
 from tidings.api.limits import Client, LimitSettings, Ticket, UnderWay, plain, slow_down
@@ -83,6 +85,12 @@ class Calls:
         if self.under_way.requests.total() >= MAX_CALLS:
             raise slow_down("Too many calls are under way.")
         ticket.admit(project)
+
+    def answered(self, context: Any, peer: str) -> None:
+        """Call it when a call has its answer, which the client may keep from being sent: HTTP/2 lets it close its window."""
+        unsent = self.under_way.unsent_answers
+        unsent[context] = client_of(peer), time.monotonic()
+        context.add_done_callback(unsent.pop)  # gRPC calls it with the context, when the status is sent or never will be
 
 
 def client_of(peer: str) -> Client:

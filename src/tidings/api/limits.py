@@ -90,6 +90,8 @@ class UnderWay:
         """Connections with a verified request under way: `connections` closes none of them for being idle."""
         self.served: set[Client] = set()
         """Connections that had a verified request, and some that have ended since: `connections` closes others first."""
+        self.unsent_answers: dict[object, tuple[Client, float]] = {}
+        """Answers that gRPC has and could not send yet: whose, and since when, the oldest first."""
 
 
 class Ticket:

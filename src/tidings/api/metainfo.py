@@ -185,14 +185,16 @@ def _answering(method: str, serve: Serve, calls: Calls) -> Any:
     """A method as gRPC calls it when its headers have come. This is the only place where an error becomes a status."""
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
-        request_id = os.urandom(8).hex().upper()
+        request_id, peer = os.urandom(8).hex().upper(), context.peer()
         context.set_trailing_metadata((("x-request-id", request_id),))
         try:
             data = await calls.request(requests)
-            with calls.place(context.peer()) as ticket:
+            with calls.place(peer) as ticket:
                 return await serve(data, context, ticket, request_id)
         except Exception as error:
             code, message = status(error, method, request_id)
+        finally:
+            calls.answered(context, peer)
         await context.abort(code, short(message))
 
     # To whoever calls there is no difference to one request. Of such a method gRPC would wait for that without an end.

@@ -87,6 +87,27 @@ def test_who_takes_too_little_of_what_waits_is_reset(listener: Listener, taken: 
     assert listener.connections.closed == 1
 
 
+def test_a_connection_whose_answer_could_not_be_sent_for_long_is_reset(listener: Listener) -> None:
+    clients = [listener.connected()[0] for _ in range(2)]
+    working = listener.admit(clients[0])  # it has other calls
+    listener.under_way.unsent_answers = {number: (client.getsockname(), number) for number, client in enumerate(clients)}
+    listener.connections.look(19.9)
+    assert listener.connections.closed == 0
+    listener.connections.look(20)
+    assert [is_open(client) for client in clients] == [False, True]
+    working.leave()
+
+
+def test_of_too_many_answers_that_could_not_be_sent_those_go_whose_address_has_most(listener: Listener) -> None:
+    clients = [listener.connected(f"127.0.0.{network}")[0] for network in (2, 3, 3)]
+    owners = [0] + [1] * 512 + [2] * 512
+    listener.under_way.unsent_answers = {number: (clients[owner].getsockname(), 0) for number, owner in enumerate(owners[:-1])}
+    assert not listener.connections.look(1)
+    listener.under_way.unsent_answers[1024] = clients[2].getsockname(), 0
+    assert listener.connections.look(1)
+    assert [is_open(client) for client in clients] == [True, False, True]
+
+
 def test_an_address_loses_its_unproven_connections_first_then_the_idle_ones_and_never_one_at_work(listener: Listener) -> None:
     clients = [listener.connected()[0] for _ in range(10)]
     beside = listener.connected("127.0.0.2")[0]

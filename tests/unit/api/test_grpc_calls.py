@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -38,3 +39,22 @@ def test_an_address_has_a_limit_of_calls_and_another_has_its_own() -> None:
             pass
     with calls.place("ipv4:192.0.2.1:4"):
         pass
+
+
+class Context:
+    """A call's context, as far as `Calls.answered` needs it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Callable[[Context], object]] = []
+
+    def add_done_callback(self, callback: Callable[[Context], object]) -> None:
+        self.sent.append(callback)
+
+
+def test_an_answer_is_unsent_until_grpc_has_sent_it() -> None:
+    calls, context = Calls(LimitSettings()), Context()
+    calls.answered(context, "ipv4:192.0.2.1:4000")
+    assert [client for client, _ in calls.under_way.unsent_answers.values()] == [("192.0.2.1", 4000)]
+    for callback in context.sent:
+        callback(context)
+    assert not calls.under_way.unsent_answers
