@@ -41,7 +41,8 @@ class CatalogFront:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = str(uuid.uuid4())
-        body = Body(receive, scope["headers"], self._parts.settings.limits)
+        limited = self._parts.settings.limits
+        body = Body(receive, scope["headers"], limited, None if _has_key(scope) else limited.unproven_seconds)
         operation = "unknown"
         try:
             limits.enter(scope)

@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ _ONE_TASK = 2000
 
 # Each filter is a part of the plan. Beyond so many, CEL evaluates them: a plan of thousands takes longer to make than to run.
 _MOST_FILTERS = 50
+_MOST_TRIES, _TRIES_SECONDS = 5, 60.0
+"""Of new filters as columns, in so many seconds: each holds the rounds up for half a second, whoever registered it."""
 
 # What rows may become when they are multiplied by their rules: a text column of Arrow ends at 2 GiB.
 _MOST_BYTES = 64 * 1024 * 1024
@@ -88,6 +91,7 @@ class Pipeline:
         self._formats = [lookup.DEFAULT_FORMAT]
         self._filters: list[str] = []
         self._tried: dict[str, bool] = {}
+        self._tries_since, self._tries = -_TRIES_SECONDS, 0
         self._plans: dict[int, DataFrame] = {}
         self._unanswered: list[Unanswered] = []
 
@@ -102,13 +106,19 @@ class Pipeline:
         self._version = moment.version
 
     def _translated(self, filters: Sequence[str]) -> list[str]:
-        """Those that Spark can evaluate itself. Each is tried once."""
-        tried = self._tried
-        self._tried = {
-            text: tried[text] if text in tried else why_not(text) is None and cel_columns.works(self._spark, text)
-            for text in filters
-        }
-        return [text for text, works in self._tried.items() if works]
+        """Those that Spark can evaluate itself. Each is tried once; one that is not tried yet is evaluated over batches."""
+        now = time.monotonic()
+        if now - self._tries_since >= _TRIES_SECONDS:
+            self._tries_since, self._tries = now, _MOST_TRIES if self._version else len(filters)
+        tried = {text: self._tried[text] for text in filters if text in self._tried}
+        for text in filters:
+            if text not in tried and why_not(text) is not None:
+                tried[text] = False
+            elif text not in tried and self._tries > 0:
+                self._tries -= 1
+                tried[text] = cel_columns.works(self._spark, text)
+        self._tried = tried
+        return [text for text in filters if tried.get(text)]
 
     def _plan(self, parts: int) -> DataFrame:
         traced = self._settings.telemetry.on
