@@ -1,4 +1,7 @@
-"""A tenant that behaves well: 20 requests a second, whatever happens to them, half of them on connections of their own."""
+"""A tenant that behaves well: 20 requests a second, whatever happens to them, half of them on connections of their own.
+
+Half of its objects are in rows, half on the server's disk.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from s3_server import Server, request
 RATE = 20
 _THREADS = 24
 BUCKET, KEY, CONTENT = "well-behaved", "small", b"of interest" * 100
+LARGE_KEY, LARGE = "large", b"of interest" * 1000
+"""More than is kept in a row: it is on the server's disk."""
 
 
 class Tenant:
@@ -25,6 +30,7 @@ class Tenant:
         self.failed: list[str] = []
         self._client.create_bucket(Bucket=BUCKET)
         self._client.put_object(Bucket=BUCKET, Key=KEY, Body=CONTENT)
+        self._client.put_object(Bucket=BUCKET, Key=LARGE_KEY, Body=LARGE)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -53,14 +59,15 @@ class Tenant:
             number += 1
 
     def _ask(self, number: int, due: float) -> None:
+        key, content = (KEY, CONTENT) if number // 4 % 2 else (LARGE_KEY, LARGE)
         try:
             if number % 4 == 0:
-                self._client.put_object(Bucket=BUCKET, Key=f"{KEY}-{number % 100}", Body=CONTENT)
+                self._client.put_object(Bucket=BUCKET, Key=f"{key}-{number % 100}", Body=content)
             elif number % 4 == 1:
-                assert self._client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == CONTENT
+                assert self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == content
             else:
-                answer = request(self._server, "GET", f"/{BUCKET}/{KEY}")
-                assert (answer.status, answer.body) == (200, CONTENT), answer
+                answer = request(self._server, "GET", f"/{BUCKET}/{key}")
+                assert (answer.status, answer.body) == (200, content), answer
         except Exception as error:
             self.failed.append(f"{number} after {time.monotonic() - due:.2f} s: {error!r}")
         self.took.append(time.monotonic() - due)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,10 +16,12 @@ import pytest
 from s3_server import Server, s3_server
 from upload_place import Place, front, key_for, place
 
+import gate
 from conftest import fresh_database
 from tidings.access.macaroons import Caveat
 from tidings.consumers.uploads.consuming import Outcome
 from tidings.local.postgres import Postgres
+from waiting import until
 
 MOST = 30_000_000
 _PAGES = {"TIDINGS_API__CORS_ORIGINS": '["https://app.example"]'}
@@ -229,3 +232,50 @@ def test_a_page_of_a_site_that_the_operator_names_may_ask(client: httpx.Client) 
     assert client.options("/api/uploads", headers=asked).headers["access-control-allow-origin"] == "https://app.example"
     seen = client.get("/api/uploads", headers={"origin": "https://app.example"})
     assert seen.headers["access-control-allow-origin"] == "https://app.example"
+
+
+@contextlib.contextmanager
+def held_puts(
+    made: Place, folder: Path, project: str, **environment: str
+) -> Iterator[tuple[httpx.Client, gate.Gate, Callable[[], int]]]:
+    """A front whose store does not answer the puts of one project; and how many of them the store has so far."""
+
+    def is_held(request: gate.Request) -> bool:
+        return request.method == "PUT" and f"/{project}/" in request.path
+
+    with gate.running(("127.0.0.1", made.server.port)) as way:
+        way.choose = lambda request: "before" if is_held(request) else None
+        with front(made, folder, TIDINGS_UPLOADS__ENDPOINT=way.endpoint, **environment) as (client, _):
+            try:
+                yield client, way, lambda: len({each.path for each in way.seen if is_held(each)})
+            finally:
+                way.release()
+
+
+def test_an_upload_goes_on_beside_those_of_another_project_that_a_slow_store_holds(made: Place, tmp_path: Path) -> None:
+    many, (other, key) = 40, key_for(made.server, "waits for the store")
+    theirs = {"authorization": f"Bearer {key}"}
+    with ThreadPoolExecutor(many) as threads, held_puts(made, tmp_path, other) as (client, way, held):
+        begun = [threads.submit(posted, client, f"held-{each}", b"x", headers=theirs, timeout=None) for each in range(many)]
+        until(lambda: held() > 5, "the store has some of them")
+        assert posted(client, "beside", b"content").status_code == 200
+        assert client.delete("/api/uploads/beside").status_code == 200
+        assert client.delete("/api/uploads/none", headers=theirs).status_code == 200, "puts take no threads of removals"
+        assert not any(each.done() for each in begun)
+        way.release()
+        assert [each.result().status_code for each in begun] == [200] * many
+
+
+def test_a_project_has_so_many_bytes_on_disk_at_once(made: Place, tmp_path: Path) -> None:
+    other, key = key_for(made.server, "fills the disk")
+    theirs = {"authorization": f"Bearer {key}"}
+    small = {"TIDINGS_UPLOADS__MAX_BYTES": "100000", "TIDINGS_UPLOADS__SPOOLED_BYTES_PER_PROJECT": "100000"}
+    with ThreadPoolExecutor(1) as threads, held_puts(made, tmp_path, other, **small) as (client, way, held):
+        begun = threads.submit(posted, client, "held", bytes(60_000), headers=theirs, timeout=None)
+        until(lambda: held() == 1, "the store has it")
+        refused = posted(client, "more", bytes(60_000), headers=theirs)
+        assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (503, "SlowDown", "1")
+        assert posted(client, "beside", bytes(60_000)).status_code == 200
+        way.release()
+        assert begun.result().status_code == 200
+        assert posted(client, "more", bytes(60_000), headers=theirs).status_code == 200

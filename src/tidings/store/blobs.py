@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 
 from tidings.errors import OperatorError
+from tidings.threads import Threads
 
 INLINE = 4096
 """Up to this many bytes a body lives in its row."""
@@ -46,6 +47,8 @@ _HALF_WRITTEN = re.compile(_BLOB.pattern + r"#[0-9]+")
 _OWNER = "tidings-owner"
 """The object that says whose blobs these are."""
 _CLOSE_SECONDS = 5.0
+_THREADS = max(8, min(32, (os.cpu_count() or 1) + 4))
+"""For calls to a local disk."""
 _FOLDERS = [f"{number:02x}" for number in range(256)]
 
 _log = logging.getLogger(__name__)
@@ -77,6 +80,7 @@ class Blobs:
             raise OperatorError(f"TIDINGS_STORE__BLOBS: {parts.scheme}://… cannot be opened: {reason}") from error
         # A folder has no smallest part, and gains nothing from two at once: less is held in memory for each upload.
         self._part, self._parts_at_once = (PART, 2) if self._folder is None else (_LOCAL_PART, 1)
+        self._disk = Threads("disk", _THREADS)
         self._removals: set[asyncio.Task[None]] = set()
 
     async def keep(self, pieces: AsyncIterator[bytes], inline: int = INLINE) -> Kept:
@@ -96,12 +100,12 @@ class Blobs:
         random = secrets.token_hex(16)
         name = f"{random[:2]}/{random}"  # a single folder with millions of files is slow to list
         if self._folder is not None and not isinstance(data, bytes):
-            data = _synced_meanwhile(data, self._folder / name)
+            data = _synced_meanwhile(self._disk, data, self._folder / name)
         # With an iterator this is a multipart upload, which is aborted if the iterator raises.
         await obstore.put_async(self._store, name, data, chunk_size=self._part, max_concurrency=self._parts_at_once)
         if self._folder is not None:
             try:
-                await asyncio.to_thread(_sync, self._folder / name)
+                await self._disk.run(_sync, self._folder / name)
             except OSError:
                 self.discard(name)
                 raise
@@ -111,7 +115,7 @@ class Blobs:
     async def read(self, name: str, start: int, end: int) -> AsyncIterator[bytes]:
         """The bytes from `start` up to, not including, `end`. A missing blob raises FileNotFoundError here and now."""
         if self._folder is not None:
-            return _read(await asyncio.to_thread(open, self._folder / name, "rb", 0), start, end)
+            return _read(self._disk, await self._disk.run(io.FileIO, self._folder / name), start, end)
         found = await obstore.get_async(self._store, name, options={"range": (start, end)})
         chunks: AsyncIterator[bytes] = aiter(found.stream(min_chunk_size=_CHUNK))
         return chunks
@@ -175,11 +179,11 @@ class Blobs:
         return removed
 
 
-async def _read(file: io.FileIO, start: int, end: int) -> AsyncIterator[bytes]:
+async def _read(disk: Threads, file: io.FileIO, start: int, end: int) -> AsyncIterator[bytes]:
     """obstore reads a file in pieces of 8 KiB, each on a thread: a tenth of the speed."""
     with file:
         while start < end:
-            piece = await asyncio.to_thread(os.pread, file.fileno(), min(end - start, _READ), start)
+            piece = await disk.run(os.pread, file.fileno(), min(end - start, _READ), start)
             if not piece:
                 raise OSError(f"a blob ends at {start}, before {end}")
             start += len(piece)
@@ -192,7 +196,7 @@ async def _chain(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield piece
 
 
-async def _synced_meanwhile(pieces: AsyncIterator[bytes], path: Path) -> AsyncIterator[bytes]:
+async def _synced_meanwhile(disk: Threads, pieces: AsyncIterator[bytes], path: Path) -> AsyncIterator[bytes]:
     """Have the disk begin while more comes, so that there is less to wait for in the end. What it says goes: an error that
     was told here is not told again to who syncs the whole."""
     waiting = 0
@@ -204,7 +208,7 @@ async def _synced_meanwhile(pieces: AsyncIterator[bytes], path: Path) -> AsyncIt
             waiting = 0
             if syncing is not None:
                 await syncing
-            syncing = asyncio.create_task(asyncio.to_thread(_sync_half_written, path))
+            syncing = asyncio.create_task(disk.run(_sync_half_written, path))
     if syncing is not None:
         await syncing
 

@@ -6,15 +6,15 @@ A file goes to disk as it arrives and from there to the store in one put, when i
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from tidings.access.keys import KeyCache
@@ -30,6 +30,7 @@ from tidings.db.pool import Pool, borrowed, transaction
 from tidings.errors import CallerError
 from tidings.secrets import keyring
 from tidings.settings import Settings
+from tidings.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ _STORE_SECONDS = 60.0
 _TRIES = 3
 _FORM = 2 * MAX_FIELDS + 4096
 """Bytes of a form beside its file, at most."""
+_STORE_THREADS, _REMOVAL_THREADS, _DISK_THREADS = 32, 16, 8
+"""Each kind of work has its own: a put into a store that is slow delays no disk, and no removal, which holds a lock."""
 
 
 class Front:
@@ -57,6 +60,10 @@ class Front:
         self._putting = places.s3(settings, _STORE_SECONDS, _TRIES)
         # Whoever removes holds a lock that consumers wait for: one try.
         self._removing = places.s3(settings, places.LOCKED_SECONDS)
+        self._puts = Threads("put", _STORE_THREADS)
+        self._removals = Threads("remove", _REMOVAL_THREADS)
+        self._disk = Threads("spool", _DISK_THREADS)
+        self._spooled: Counter[str] = Counter()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         request_id = str(uuid.uuid4())
@@ -124,17 +131,36 @@ class Front:
         upload, content_type = named(organisation, form.fields["name"]), form.content_type or _DEFAULT_TYPE
         if not _TYPE.fullmatch(content_type):
             raise UploadError("BadRequest", f"{content_type[:100]!r} cannot be the content type of a file.")
-        with tempfile.TemporaryFile() as file:
-            size = await _spooled(form, file, most)
+        room = max(self._settings.uploads.spooled_bytes_per_project, most)
+        with tempfile.TemporaryFile() as file, _Spooled(self._spooled, organisation, room) as spooled:
+            spooled.grow(min(announced[0], most) if announced else 0)
+            size = await self._spool(form, file, spooled)
             if not size and not form.filename:
                 raise UploadError("BadRequest", "No file was chosen: the field file has neither a name nor content.")
             await self._allowed(scope, WRITE)  # the key may have been revoked while the file came
             await self._put(upload, content_type, file, size)
         return _answer({"success": True, "name": upload.name, "size": size})
 
+    async def _spool(self, form: Form, file: IO[bytes], spooled: _Spooled) -> int:
+        """Write the file of a form to disk as it arrives; returns its size."""
+        most, size, buffer = self._settings.uploads.max_bytes, 0, bytearray()
+        while not form.ended:
+            piece = await form.next()
+            size += len(piece)
+            if size > most:
+                raise _too_large(most)
+            spooled.grow(size)
+            buffer += piece
+            if len(buffer) >= _PIECE:
+                await self._disk.run(file.write, bytes(buffer))
+                buffer.clear()
+        await self._disk.run(file.write, bytes(buffer))
+        return size
+
     async def _put(self, upload: Upload, content_type: str, file: IO[bytes], size: int) -> None:
         file.seek(0)
         await self._asked(
+            self._puts,
             lambda: self._putting.put_object(
                 Bucket=self._bucket,
                 Key=key_of(upload),
@@ -142,7 +168,7 @@ class Front:
                 ContentLength=size,
                 ContentType=content_type,
                 Metadata=metadata(upload),
-            )
+            ),
         )
 
     async def _list(self, organisation: str, raw_query: bytes) -> Response:
@@ -163,16 +189,16 @@ class Front:
         upload = named(organisation, name)
         async with transaction(self._pool) as connection:
             await registry.hold_one(connection, self._bucket, upload)
-            await self._asked(lambda: self._removing.delete_object(Bucket=self._bucket, Key=key_of(upload)))
+            await self._asked(self._removals, lambda: self._removing.delete_object(Bucket=self._bucket, Key=key_of(upload)))
             await registry.forget(connection, upload)
         return _answer({"success": True, "name": name})
 
-    async def _asked(self, call: Callable[[], T]) -> T:
+    async def _asked(self, threads: Threads, call: Callable[[], T]) -> T:
         """What the store answers. boto3 blocks, so it works in threads."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            return await asyncio.to_thread(call)
+            return await threads.run(call)
         except ClientError as error:
             log.error("uploads: the store refused: %s", error)
             hint = "" if places.status_of(error) >= 500 else " The operator has to look at this: the log says why."
@@ -182,20 +208,32 @@ class Front:
             raise UploadError("Unavailable", "The store did not answer: please try again.") from None
 
 
-async def _spooled(form: Form, file: IO[bytes], most: int) -> int:
-    """Write the file of a form to disk as it arrives; returns its size."""
-    size, buffer = 0, bytearray()
-    while not form.ended:
-        piece = await form.next()
-        size += len(piece)
-        if size > most:
-            raise _too_large(most)
-        buffer += piece
-        if len(buffer) >= _PIECE:
-            await asyncio.to_thread(file.write, bytes(buffer))
-            buffer.clear()
-    await asyncio.to_thread(file.write, bytes(buffer))
-    return size
+class _Spooled:
+    """What one upload takes of the bytes that its project may have on disk."""
+
+    def __init__(self, spooled: Counter[str], project: str, most: int) -> None:
+        self._spooled = spooled
+        self._project = project
+        self._most = most
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def grow(self, size: int) -> None:
+        """Take so many bytes in all. Raises SlowDown where the project's other uploads leave no room."""
+        more = size - self._size
+        if more <= 0:
+            return
+        if self._spooled[self._project] + more > self._most:
+            raise limits.slow_down(f"{self._spooled[self._project]} bytes of this project's uploads are under way.")
+        self._spooled[self._project] += more
+        self._size = size
+
+    def __exit__(self, *_: object) -> None:
+        self._spooled[self._project] -= self._size
+        if not self._spooled[self._project]:
+            del self._spooled[self._project]
 
 
 def _below(raw_path: bytes) -> str | None:

@@ -12,6 +12,12 @@ class UploadsSettings(BaseModel, frozen=True, extra="forbid"):
     host: str = Field("127.0.0.1", description="the address that `tidings uploads serve` listens on")
     port: int = Field(9100, ge=1, le=65535, description="its port")
     max_bytes: int = Field(_GIB, ge=1, le=5 * _GIB, description="the largest file; one put of S3 takes 5 GiB at most")
+    spooled_bytes_per_project: int = Field(
+        4 * _GIB,
+        ge=1,
+        description="bytes of a project's files that a process has on disk on their way to the store, or `max_bytes` if that"
+        " is more; an upload beyond that is answered with SlowDown",
+    )
 
     endpoint: str = Field(
         "", pattern=_URL, description="https://HOST[:PORT] of the S3 that has the bucket; this installation's own if empty"
