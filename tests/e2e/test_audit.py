@@ -341,6 +341,7 @@ def test_an_act_that_takes_its_time_is_a_row_when_it_begins_and_one_however_it_e
                 [PROGRAMS / "tidings", "secrets", "rotate"],
                 env={**os.environ, "TIDINGS_DATABASE__URL": front.server.database_url},
                 stderr=subprocess.DEVNULL,
+                preexec_fn=_obey_interrupts,
             )
             [(session,)] = until(lambda: front.server.query(_WAITS), "the rotation waits for the row")
             rotating.send_signal(how)
@@ -354,6 +355,11 @@ def test_an_act_that_takes_its_time_is_a_row_when_it_begins_and_one_however_it_e
     assert since(front, last, None)[-1][:3] == ("secrets rotate-signing-key", "", "ok")
     assert _command(front, "sweep")
     assert [row[:3] for row in since(front, last, None)[-2:]] == [("sweep", "", "begun"), ("sweep", "", "ok")]
+
+
+def _obey_interrupts() -> None:
+    """A shell starts what it runs in the background with SIGINT ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _rotations(front: Front, last: int) -> list[str]:

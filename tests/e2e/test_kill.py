@@ -33,7 +33,8 @@ def there() -> Iterator[Outside]:
 @pytest.fixture(scope="module")
 def stack(there: Outside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """With time enough for each round: on a busy machine a late answer would make duplicates that no kill explains."""
-    with stack_with(there, tmp_path_factory.mktemp("kill"), TIDINGS_DELIVERY__BUDGET_SECONDS="10") as running:
+    patience = {"TIDINGS_DELIVERY__BUDGET_SECONDS": "120", "TIDINGS_DELIVERY__PUBLISH_TIMEOUT_SECONDS": "120"}
+    with stack_with(there, tmp_path_factory.mktemp("kill"), **patience) as running:
         yield running
 
 

@@ -110,7 +110,7 @@ def listers(here: Place, connections: int) -> Plan:
 @pytest.mark.parametrize(
     ("flood", "connections", "seconds"),
     [
-        *((flood, 1500, 3) for flood in (idle, headers, uploads, readers, listers)),
+        *((flood, 1500, 3) for flood in (idle, headers, uploads, readers)),
         pytest.param(idle, 10_000, 60, marks=pytest.mark.chaos),
         *(pytest.param(flood, 2000, 60, marks=pytest.mark.chaos) for flood in (headers, uploads, readers, listers)),
     ],

@@ -80,10 +80,10 @@ def test_a_paused_lane_keeps_everything_and_gives_it_in_order_when_it_is_resumed
     lane = lane_of(stack, bucket)["id"]
     run(stack, "lanes", "pause", str(lane))
     put(stack, bucket, "a", "b", "a")
+    until(lambda: lane_of(stack, bucket)["owed"] == 3, "they are in windows")
     time.sleep(2)
     assert [arrival.key for arrival in collector.of(bucket)] == ["before"]
     assert "the lane is paused" in words(stack, bucket, "a")
-    assert lane_of(stack, bucket)["owed"] == 3
     run(stack, "lanes", "resume", str(lane))
     until(lambda: len(collector.of(bucket)) >= 4, "what was kept arrives")
     of_a = [arrival.sequencer for arrival in collector.of(bucket) if arrival.key == "a"]
@@ -96,13 +96,14 @@ def test_a_lane_that_skips_sends_nothing_of_it_and_says_so_for_ever(stack: Runni
     send_events(stack, collector, bucket)
     put(stack, bucket, "first")
     arrived(collector, bucket, "first")
+    settled(stack, bucket)
     lane = lane_of(stack, bucket)["id"]
     run(stack, "lanes", "pause", str(lane))
     put(stack, bucket, "not-wanted")
+    until(lambda: lane_of(stack, bucket)["owed"] == 1, "it is in a window")
     with psycopg.connect(stack.ready["database"], autocommit=True) as database:
         read = "select (s.win, s.seq) >= (select id, hi from windows order by id desc limit 1) from stream s"
         until(lambda: database.execute(read).fetchone() == (True,), "the stream has passed it")
-    time.sleep(1)
     run(stack, "lanes", "skip", str(lane), "--note", "broken upload")
     run(stack, "lanes", "resume", str(lane))
     put(stack, bucket, "wanted")
