@@ -40,6 +40,7 @@ from tidings.rules.notification import Notifications
 from tidings.rules.settings import BucketEventingSettings
 from tidings.settings import Settings
 from truth_table import TABLES, Row, random_rows
+from waiting import PATIENCE_SECONDS
 
 ONE, OTHER = PubSubTopic("tidings-test", "one"), PubSubTopic("tidings-test", "other")
 CREATED, REMOVED = ("s3:ObjectCreated:*",), ("s3:ObjectRemoved:*", "s3:ObjectRemoved:Delete")
@@ -456,7 +457,7 @@ def test_no_connection_is_held_while_a_destination_is_waited_for(
     server.set_fault(topic.name, "hang")
 
     async def ask_meanwhile() -> None:
-        async with AsyncConnectionPool(bucket.url, min_size=1, max_size=1, timeout=0.1, open=False) as pool:
+        async with AsyncConnectionPool(bucket.url, min_size=1, max_size=1, timeout=PATIENCE_SECONDS, open=False) as pool:
             waiting = asyncio.create_task(put(pool, bucket, server, [Rule("id", topic, CREATED)]))
             await asyncio.sleep(0.2)
             assert (await service(pool, server).get(caller(bucket), bucket.name)).rules == []
