@@ -37,7 +37,7 @@ _HURRIED_SECONDS, _HURRIED_SHARE = 0.05, 2
 """While connections are over a limit: new clients wait behind them until the server accepts them."""
 _WARN_SECONDS = 60.0
 _TRIM_SECONDS, _TRIMMED_FOR_SECONDS = 5.0, 60.0
-_MANY = 16
+_TRIMMED_AFTER = 16
 """After many connections have ended, what their answers held goes back to the system: the C library keeps it for the next."""
 _HEAVY = 16
 """Where all together have too many, addresses with more than a sixteenth of them give first."""
@@ -184,7 +184,7 @@ def _watch(connections: Connections) -> None:
             over = connections.look(started)
         except Exception:  # without this thread there would be no limits
             _log.exception("connections cannot be looked at")
-        if connections.closed > closed_before or connections.open < open_before - _MANY:
+        if connections.closed > closed_before or connections.open < open_before - _TRIMMED_AFTER:
             trim_until = started + _TRIMMED_FOR_SECONDS
         if trimmed + _TRIM_SECONDS < started < trim_until:
             _trim()
